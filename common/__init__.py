@@ -1,0 +1,49 @@
+"""Bounded KV caches for streaming models: one interface, two backends, the same bits."""
+
+from boundedkv.backends import available_backends, build
+from boundedkv.config import BoundedKVConfig, BoundedKVSpec, SinkWindow
+from boundedkv.manager import BoundedKVManager
+from boundedkv.numerics import NUMERICS_VERSION
+from boundedkv.plan import PLAN_VERSION, BoundedPlan, RowLayout
+from boundedkv.resource import EngineResourceInfo, Resource
+from boundedkv.step import (
+    ADMIT_OK,
+    AdmitOutcome,
+    AdmitRuntimeError,
+    AllocationFailed,
+    BoundedKVStep,
+    BucketKey,
+    GraphSlotSpec,
+    Segment,
+    SlotLease,
+    StepContext,
+    StreamPosition,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ADMIT_OK",
+    "NUMERICS_VERSION",
+    "PLAN_VERSION",
+    "AdmitOutcome",
+    "AdmitRuntimeError",
+    "AllocationFailed",
+    "BoundedKVConfig",
+    "BoundedKVManager",
+    "BoundedKVSpec",
+    "BoundedKVStep",
+    "BoundedPlan",
+    "BucketKey",
+    "EngineResourceInfo",
+    "GraphSlotSpec",
+    "Resource",
+    "RowLayout",
+    "Segment",
+    "SinkWindow",
+    "SlotLease",
+    "StepContext",
+    "StreamPosition",
+    "available_backends",
+    "build",
+]

@@ -1,0 +1,284 @@
+"""What a caller may hand over: every argument is looked at here before a backend touches anything."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from boundedkv.config import FLOAT_DTYPES, BoundedKVConfig
+from boundedkv.numerics import MAX_POSITION
+from boundedkv.plan import ALL_TOKENS, ROW_INTS, BoundedPlan
+from boundedkv.step import AdmitRuntimeError, BoundedKVStep, Segment, StepContext, StreamPosition
+
+RowSource = tuple[Tensor, Tensor]
+
+
+def check_types(step: object, ctx: object) -> None:
+    """Raise `TypeError` where a lifecycle call was given something else than a step and its context."""
+    if not isinstance(step, BoundedKVStep):
+        raise TypeError(f"step is {type(step).__name__}, but should be a BoundedKVStep")
+    if not isinstance(ctx, StepContext):
+        raise TypeError(f"ctx is {type(ctx).__name__}, but should be a StepContext")
+
+
+def check_request_id(rid: object) -> None:
+    """Raise `TypeError` where a request's id is not a string."""
+    if not isinstance(rid, str):
+        raise TypeError(f"rid is {rid!r}, but should be a string")
+
+
+def real_segments(step: BoundedKVStep, ctx: StepContext) -> list[Segment]:
+    """The step's segments without those of padding rows, in their order."""
+    if ctx.padded_request_ids is None:
+        return list(step.segments)
+    return [segment for segment in step.segments if not ctx.is_padding_row(segment.request_id)]
+
+
+def step_problem(config: BoundedKVConfig, step: BoundedKVStep, ctx: StepContext) -> AdmitRuntimeError | None:
+    """Find where a step contradicts itself, its context or the config; None where it does not.
+
+    The first problem in this order is told: the batch's rows, then the segments in order, then requests without one.
+    """
+    problem = _batch_problem(ctx)
+    if problem is not None or ctx.capture:
+        return problem
+    batch = set(ctx.request_ids)
+    seen: set[str] = set()
+    for segment in real_segments(step, ctx):
+        rid = segment.request_id
+        if rid not in batch:
+            return _problem(rid, "has a segment, but should be in the batch")
+        if rid in seen:
+            return _problem(rid, "has two segments in one step, but should have one")
+        seen.add(rid)
+        what = _segment_problem(config, segment, step)
+        if what is not None:
+            return _problem(rid, what)
+    for rid in ctx.request_ids:
+        if rid not in seen:
+            return _problem(rid, "is in the batch without a segment, but should have one")
+    return None
+
+
+def _problem(rid: str, what: str) -> AdmitRuntimeError:
+    return AdmitRuntimeError(f"request {rid!r}: {what}", rid)
+
+
+def _batch_problem(ctx: StepContext) -> AdmitRuntimeError | None:
+    rows = ctx.row_ids
+    seen: set[str] = set()
+    for rid in rows:
+        if rid in seen:
+            return _problem(rid, "is in the batch twice, but should be there once")
+        seen.add(rid)
+    for rid in ctx.request_ids:
+        if rid not in seen:
+            return _problem(rid, "is in request_ids, but should be in padded_request_ids too")
+    if ctx.slot_lease is not None and len(rows) > ctx.slot_lease.bucket.bs:
+        bs = ctx.slot_lease.bucket.bs
+        return _problem(rows[bs], f"is row {bs} of a leased batch, but should fit its bs of {bs}")
+    return None
+
+
+def _segment_problem(config: BoundedKVConfig, segment: Segment, step: BoundedKVStep) -> str | None:
+    position = step.positions.get(segment.request_id)
+    if not isinstance(position, StreamPosition):
+        return f"position is {position!r}, but should be a StreamPosition"
+    source_len, written, source = position
+    for name, value, least, most in (
+        ("span", segment.span, 0, MAX_POSITION),
+        ("source_len", source_len, 0, config.max_source_len),
+        ("written", written, 0, MAX_POSITION),
+        ("source", source, -1, MAX_POSITION),
+    ):
+        if not _is_int(value) or not least <= value <= most:
+            return f"{name} is {value!r}, but should be an integer from {least} to {most}"
+    tokens = step.tokens.get(segment.request_id, segment.span)
+    if not _is_int(tokens) or not segment.span <= tokens <= MAX_POSITION:
+        return f"tokens is {tokens!r}, but should be an integer from its span {segment.span} to {MAX_POSITION}"
+    length = source_len + written
+    if length > MAX_POSITION or length + tokens - 1 > MAX_POSITION:
+        return (
+            f"its stream of {length} entries and {tokens} tokens reach stream position {length + max(tokens, 1) - 1}, "
+            f"but should stay within {MAX_POSITION}"
+        )
+    return None
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_layer(config: BoundedKVConfig, layer_idx: object) -> None:
+    """Raise `ValueError` where there is no such layer."""
+    if not isinstance(layer_idx, int) or isinstance(layer_idx, bool) or not 0 <= layer_idx < config.num_layers:
+        raise ValueError(f"layer_idx is {layer_idx!r}, but should be an integer from 0 to {config.num_layers - 1}")
+
+
+class PlanNeeds(NamedTuple):
+    """What a plan asks of the other arguments of `attend`; looked up once a plan, not once a layer."""
+
+    sources: int  # sources that the shared bank must have
+    source_entries: int  # entries that each of them must have
+    row_sources: tuple[int, ...]  # rows that read from row_source
+    row_source_entries: int  # entries that its storage must have
+    sinks: int  # the most sinks of any row
+
+
+def plan_needs(config: BoundedKVConfig, device: torch.device, plan: BoundedPlan, own_tokens: int) -> PlanNeeds:
+    """Raise `ValueError` where a plan does not fit the pool or a step of `own_tokens` tokens a row."""
+    table, num_rows = plan.table, len(plan.rows)
+    if table.dtype != torch.int32 or table.ndim != 2 or table.shape[1] != ROW_INTS or table.shape[0] < num_rows:
+        raise ValueError(
+            f"plan.table is {table.dtype} {list(table.shape)}, but should be torch.int32 [>= {num_rows}, {ROW_INTS}]"
+        )
+    _check_device("plan.table", table, device)
+    for row, (slot, layout, _) in enumerate(plan.rows):
+        if not 0 <= slot < config.max_slots:
+            raise ValueError(f"plan row {row} has slot {slot}, but should have one from 0 to {config.max_slots - 1}")
+        tokens = own_tokens if layout.tokens == ALL_TOKENS else layout.tokens
+        if tokens > own_tokens:
+            raise ValueError(f"plan row {row} has {tokens} tokens, but q brings {own_tokens} a row")
+        if layout.length + tokens - 1 > MAX_POSITION:
+            raise ValueError(
+                f"plan row {row} takes its stream to position {layout.length + tokens - 1}, "
+                f"but should stay within {MAX_POSITION}"
+            )
+        if tokens > 0 and plan.max_span > own_tokens:
+            raise ValueError(f"plan.max_span is {plan.max_span}, but should be at most the {own_tokens} tokens of q")
+    shared = [(layout, source) for _, layout, source in plan.rows if layout.source_entries and source >= 0]
+    own = [row for row, (_, layout, source) in enumerate(plan.rows) if layout.source_entries and source < 0]
+    return PlanNeeds(
+        sources=max((source + 1 for _, source in shared), default=0),
+        source_entries=max((layout.source_entries for layout, _ in shared), default=0),
+        row_sources=tuple(own),
+        row_source_entries=max((plan.rows[row][1].source_entries for row in own), default=0),
+        sinks=max((layout.sink for _, layout, _ in plan.rows), default=0),
+    )
+
+
+def check_qkv(
+    config: BoundedKVConfig, device: torch.device, num_rows: int, q: object, k: object, v: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Raise `ValueError` where q, k or v do not fit the pool, the plan's rows or each other."""
+    batch = num_rows * config.rows_per_request
+    q = _check_tensor("q", q, (batch, config.query_heads, None, config.head_dim), device)
+    if q.shape[2] == 0:
+        raise ValueError("q has 0 tokens, but should have at least one")
+    expected = (batch, config.num_heads, q.shape[2], config.head_dim)
+    return q, _check_tensor("k", k, expected, device), _check_tensor("v", v, expected, device)
+
+
+def check_source(config: BoundedKVConfig, device: torch.device, needs: PlanNeeds, source: object) -> Tensor | None:
+    """Raise `ValueError` where the shared source bank is missing or does not hold what the plan reads of it."""
+    if source is None:
+        if needs.sources:
+            raise ValueError("source is None, but should be given: the plan reads it")
+        return None
+    bank = _check_bank("source", source, config, device)
+    if bank.shape[0] < needs.sources or bank.shape[3] < needs.source_entries:
+        raise ValueError(
+            f"source is {list(bank.shape)}, but should have at least {needs.sources} sources of "
+            f"{needs.source_entries} entries: the plan reads them"
+        )
+    return bank
+
+
+def check_row_source(
+    config: BoundedKVConfig, device: torch.device, plan: BoundedPlan, needs: PlanNeeds, row_source: object
+) -> RowSource | None:
+    """Raise `ValueError` where `row_source` is missing or does not hold what the plan reads of it.
+
+    Its slot numbers are looked at where that costs no synchronisation: on the CPU.
+    """
+    if row_source is None:
+        if needs.row_sources:
+            raise ValueError("row_source is None, but should be given: the plan reads it")
+        return None
+    if not isinstance(row_source, tuple) or len(row_source) != 2:
+        raise ValueError(f"row_source is {type(row_source).__name__}, but should be a tuple (storage, slots)")
+    storage = _check_bank("row_source storage", row_source[0], config, device)
+    slots = row_source[1]
+    if not isinstance(slots, Tensor) or slots.dtype not in (torch.int32, torch.int64) or slots.ndim != 1:
+        raise ValueError(f"row_source slots is {_told(slots)}, but should be an int32 or int64 tensor [>= rows]")
+    if slots.shape[0] < len(plan.rows):
+        raise ValueError(f"row_source slots has {slots.shape[0]} entries, but the plan has {len(plan.rows)} rows")
+    _check_device("row_source slots", slots, device)
+    if storage.shape[3] < needs.row_source_entries:
+        raise ValueError(
+            f"row_source storage is {list(storage.shape)}, but should have at least {needs.row_source_entries} "
+            "entries: the plan reads them"
+        )
+    if needs.row_sources and device.type == "cpu":
+        for row in needs.row_sources:
+            if not 0 <= int(slots[row]) < storage.shape[0]:
+                raise ValueError(
+                    f"row_source slots has {int(slots[row])} for row {row}, but should have one from 0 to "
+                    f"{storage.shape[0] - 1}"
+                )
+    return storage, slots
+
+
+def check_rel_bias(
+    config: BoundedKVConfig,
+    device: torch.device,
+    plan: BoundedPlan,
+    needs: PlanNeeds,
+    own_tokens: int,
+    rel_bias: object,
+) -> Tensor | None:
+    """Raise `ValueError` where the per-distance score term does not fit."""
+    if rel_bias is None:
+        return None
+    if config.reverse_step_order:
+        raise ValueError("rel_bias is given, but should be None with reverse_step_order")
+    batch = len(plan.rows) * config.rows_per_request
+    if config.query_window is not None:
+        if needs.sinks:
+            raise ValueError(
+                f"rel_bias is given, but a row has {needs.sinks} sinks, which have no entry in it: beside a "
+                "query_window it needs a retention without sinks"
+            )
+        expected = (batch, config.query_heads, own_tokens, config.query_window + 1)
+        return _check_tensor("rel_bias", rel_bias, expected, device)
+    bias = _check_tensor("rel_bias", rel_bias, (batch, config.query_heads, own_tokens, None), device)
+    least = plan.max_retained + 2 * own_tokens - 1
+    if bias.shape[3] < least:
+        raise ValueError(
+            f"rel_bias has {bias.shape[3]} entries a query, but should have at least {least}: "
+            f"{plan.max_retained} retained and {own_tokens} own tokens"
+        )
+    return bias
+
+
+def _check_bank(name: str, bank: object, config: BoundedKVConfig, device: torch.device) -> Tensor:
+    expected = (None, config.rows_per_request, config.num_heads, None, 2 * config.head_dim)
+    return _check_tensor(name, bank, expected, device)
+
+
+def _check_tensor(name: str, value: object, expected: tuple[int | None, ...], device: torch.device) -> Tensor:
+    shape = "[" + ", ".join("*" if size is None else str(size) for size in expected) + "]"
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} is {_told(value)}, but should be a tensor {shape}")
+    fits = value.ndim == len(expected) and all(
+        size is None or size == got for size, got in zip(expected, value.shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(f"{name} is {list(value.shape)}, but should be {shape}")
+    if value.dtype not in FLOAT_DTYPES:
+        raise ValueError(f"{name} is {value.dtype}, but should be one of {', '.join(map(str, FLOAT_DTYPES))}")
+    _check_device(name, value, device)
+    return value
+
+
+def _check_device(name: str, value: Tensor, device: torch.device) -> None:
+    if value.device != device:
+        raise ValueError(f"{name} is on {value.device}, but should be on {device}, the manager's")
+
+
+def _told(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    return type(value).__name__

@@ -1,0 +1,53 @@
+"""The command line: `python -m boundedkv SUBCOMMAND`.
+
+Each subcommand is a function that declares its options and one that runs it. What it needs is imported when it runs,
+so that `--help` answers at once and one subcommand's extras are not asked for by another.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+DEMO_NEEDS = frozenset({"matplotlib", "rich"})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand.
+
+    Args:
+        arguments: the words after the program's name; None takes them from the command line.
+
+    Returns:
+        The exit status.
+    """
+    parser = argparse.ArgumentParser(prog="python -m boundedkv", description="A bounded KV cache, seen at work.")
+    subcommands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
+    declare_demo(subcommands.add_parser("demo", help="read real text through both backends and compare every bit"))
+    options = parser.parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    return run(options)
+
+
+def declare_demo(parser: argparse.ArgumentParser) -> None:
+    """The options of `demo`."""
+    parser.description = (
+        "A small character model reads the standard library's docstrings through both backends at once. Exit status 0 "
+        "only if every output, plan and slot had equal bits."
+    )
+    parser.add_argument("--out", type=Path, default=Path("boundedkv-demo.svg"), help="the picture (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a few steps only, to see that it runs")
+    parser.set_defaults(run=run_demo)
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    """Run `demo`; 2 if what it shows itself with is not installed."""
+    try:
+        from boundedkv.demo.main import demo
+    except ModuleNotFoundError as error:
+        if error.name not in DEMO_NEEDS:
+            raise
+        print(f"The demo needs {error.name}, which comes with the extra 'demo': pip install 'boundedkv[demo]'")
+        return 2
+    return demo(options.out, options.quick)
