@@ -181,7 +181,9 @@ class ReferenceManager(BoundedKVManager):
         rel_bias: Tensor | None,
         ieee: bool,
     ) -> Tensor:
-        own = rounded(torch.cat([k.float(), v.float()], dim=-1), self.config.dtype)  # [B * rows, H, T, 2D], as the slots will hold it
+        own = rounded(
+            torch.cat([k.float(), v.float()], dim=-1), self.config.dtype
+        )  # [B * rows, H, T, 2D], as the slots will hold it
         out = torch.zeros_like(q.transpose(1, 2))  # [B * rows, T, Hq, D]
         rows = self.config.rows_per_request
         lines = [slice(b * rows, (b + 1) * rows) for b in range(len(plan.rows))]

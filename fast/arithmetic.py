@@ -1,0 +1,230 @@
+"""The numerics contract in Triton: each function here is one term of docs/numerics.md.
+
+Only operations that are the same on every machine stand here: correctly rounded binary32 arithmetic, comparisons,
+integers and bits, sums that are exact, and sums in a stated tree. Launch with fusion off; `tl.fma` stands only where
+its product is exact.
+
+Shapes: Q queries, J = 64 positions of a tile, D elements of a vector, padded to a power of two.
+"""
+
+import triton
+import triton.language as tl
+
+from boundedkv import numerics
+
+FLOAT32: tl.constexpr = tl.constexpr(0)
+FLOAT16: tl.constexpr = tl.constexpr(1)
+BFLOAT16: tl.constexpr = tl.constexpr(2)
+
+INF: tl.constexpr = tl.constexpr(float("inf"))
+LARGEST: tl.constexpr = tl.constexpr(3.4028234663852886e38)
+# Adding and subtracting it rounds a number below 2**22 to an integer, to nearest even.
+MAGIC: tl.constexpr = tl.constexpr(12582912.0)
+TWO_23: tl.constexpr = tl.constexpr(8388608.0)
+
+TILE: tl.constexpr = tl.constexpr(numerics.TILE)
+MIN_POWER: tl.constexpr = tl.constexpr(numerics.MIN_POWER)
+MIN_EXPONENT: tl.constexpr = tl.constexpr(numerics.MIN_EXPONENT)
+FIX_BITS: tl.constexpr = tl.constexpr(numerics.FIX_BITS)
+WEIGHT_BITS: tl.constexpr = tl.constexpr(numerics.WEIGHT_BITS)
+NAN_FLOAT32: tl.constexpr = tl.constexpr(0x7FC00000)
+NAN_FLOAT16: tl.constexpr = tl.constexpr(0x7E00)
+NAN_BFLOAT16: tl.constexpr = tl.constexpr(0x7FC0)
+
+C1: tl.constexpr = tl.constexpr(numerics.EXP2_EXACT[1])
+C2: tl.constexpr = tl.constexpr(numerics.EXP2_EXACT[2])
+C3: tl.constexpr = tl.constexpr(numerics.EXP2_EXACT[3])
+C4: tl.constexpr = tl.constexpr(numerics.EXP2_EXACT[4])
+I1: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[1])
+I2: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[2])
+I3: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[3])
+I4: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[4])
+I5: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[5])
+I6: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[6])
+
+
+@triton.jit
+def rint(x):
+    """Round to an integer, to nearest even, for |x| < 2^22."""
+    return (x + MAGIC) - MAGIC
+
+
+@triton.jit
+def ceil(x):
+    """The least integer not below x, for any x: where 2^23 does not fit, x is an integer, or infinite."""
+    small = tl.abs(x) < TWO_23
+    away = tl.where(x < 0.0, -TWO_23, TWO_23)
+    r = tl.where(small, (x + away) - away, x)
+    return r + tl.where(r < x, 1.0, 0.0)
+
+
+@triton.jit
+def power_of_two(n):
+    """2^n for integers n (floats) from -126 to 127, and 0 for everything else."""
+    inside = (n >= MIN_POWER) & (n <= 127.0)
+    bits = (tl.where(inside, n, 0.0).to(tl.int32) + 127) << 23
+    return tl.where(inside, bits.to(tl.float32, bitcast=True), 0.0)
+
+
+@triton.jit
+def exp2(z, IEEE: tl.constexpr):
+    """2^z for -126 <= z <= 0, and 0 for everything else, NaN included."""
+    inside = z >= MIN_POWER
+    z = tl.where(inside, z, 0.0)
+    n = rint(z)
+    f = z - n
+    if IEEE:
+        p = f * I6 + I5
+        p = p * f + I4
+        p = p * f + I3
+        p = p * f + I2
+        p = p * f + I1
+    else:
+        p = f * C4 + C3
+        p = p * f + C2
+        p = p * f + C1
+    p = p * f + 1.0
+    bits = p.to(tl.int32, bitcast=True) + (n.to(tl.int32) << 23)
+    return tl.where(inside, bits.to(tl.float32, bitcast=True), 0.0)
+
+
+@triton.jit
+def tree(x, N: tl.constexpr):
+    """Sum the last axis of [M, N], N a power of two up to 256, in a balanced tree, neighbours first: [M]."""
+    M: tl.constexpr = x.shape[0]
+    for level in tl.static_range(8):
+        if N >> level > 1:
+            even, odd = tl.split(tl.reshape(x, (M, N >> (level + 1), 2)))
+            x = even + odd
+    return tl.reshape(x, (M,))
+
+
+@triton.jit
+def max_bits(x):
+    """The bits of the largest |element| of each vector of [N, D], as an integer: not a number beats infinity."""
+    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+
+
+@triton.jit
+def finite(x):
+    """Whether all elements of each vector of [N, D] are finite: [N]."""
+    return max_bits(x) < 0x7F800000
+
+
+@triton.jit
+def halves(n):
+    """Integers as 256 hi + lo with |lo| <= 128, as 16-bit floats."""
+    hi = tl.fma(n, 0.00390625, MAGIC) - MAGIC
+    lo = tl.fma(hi, -256.0, n)
+    return hi.to(tl.float16), lo.to(tl.float16)
+
+
+@triton.jit
+def fix(x):
+    """Write the vectors of [N, D] as integers of 16 bits and sign by their largest element's exponent.
+
+    Returns hi and lo [N, D], the exponent (a float) and whether the vector is finite [N]. A vector that is not is
+    written as zeros.
+    """
+    bits = max_bits(x)
+    ok = bits < 0x7F800000
+    x = tl.where(ok[:, None], x, 0.0)
+    exponent = tl.where(ok, tl.maximum((bits >> 23) - 127, MIN_EXPONENT), MIN_EXPONENT)
+    scale = ((-exponent + (FIX_BITS + 127)) << 23).to(tl.float32, bitcast=True)
+    n = tl.fma(x, scale[:, None], MAGIC) - MAGIC
+    hi, lo = halves(n)
+    return hi, lo, exponent.to(tl.float32), ok
+
+
+@triton.jit
+def exact_dot(left_hi, left_lo, right_hi, right_lo):
+    """Matrix product of fixed-point numbers over 256, without the product of the low halves; rounded once.
+
+    Every accumulator is zero or another exact dot: `h * 256 + tl.dot(..)` would be folded into one that is not.
+    """
+    high = tl.dot(left_hi, right_hi)
+    mid = tl.dot(left_hi, right_lo)
+    mid = tl.dot(left_lo, right_hi, acc=mid)
+    return tl.fma(high, 256.0, mid)
+
+
+@triton.jit
+def poisoned(y, visible, ok):
+    """Scores in base-2 logarithms: -inf for pairs not seen, +inf for pairs that poison their query."""
+    y = tl.where((y < INF) & ok, y, INF)
+    return tl.where(visible, y, -INF)
+
+
+@triton.jit
+def fold(m1, l1, e1, a1, m2, l2, e2, a2, IEEE: tl.constexpr):
+    """Join two partial softmaxes, the first of earlier keys: rescale to the larger maximum, then add.
+
+    m [Q] the maximum, an integer; l [Q] the sum of weights relative to 2^m; a [Q, D] with exponent e [Q] the weighted
+    sum of values, a * 2^e. In the ieee path e is 0 throughout.
+    """
+    m = tl.maximum(m1, m2)
+    shift1 = tl.where(m1 == m, 0.0, m1 - m)
+    shift2 = tl.where(m2 == m, 0.0, m2 - m)
+    scale1 = power_of_two(shift1)
+    scale2 = power_of_two(shift2)
+    l = l1 * scale1 + l2 * scale2  # noqa: E741
+    if IEEE:
+        e = e1
+    else:
+        e1 = e1 + shift1
+        e2 = e2 + shift2
+        e = tl.maximum(e1, e2)
+        scale1 = power_of_two(e1 - e)
+        scale2 = power_of_two(e2 - e)
+    a = a1 * scale1[:, None] + a2 * scale2[:, None]
+    return m, l, e, a
+
+
+@triton.jit
+def finish(m, l, e, a):  # noqa: E741
+    """Divide: [Q, D], zeros where no key was seen, NaN where a pair poisons."""
+    seen = l > 0.0
+    out = tl.div_rn(a, tl.where(seen, l, 1.0)[:, None] + tl.zeros_like(a))
+    out = out * power_of_two(tl.where(seen, e, 0.0))[:, None]
+    out = tl.where(out > LARGEST, LARGEST, out)
+    out = tl.where(out < -LARGEST, -LARGEST, out) + 0.0
+    out = tl.where(seen[:, None], out, 0.0)
+    return tl.where((m == INF)[:, None], float("nan"), out)
+
+
+@triton.jit
+def load_float(pointer, mask, DTYPE: tl.constexpr):
+    """Load as float32, zero where masked. bfloat16 comes as its bits, which are the upper half of float32's."""
+    if DTYPE == BFLOAT16:
+        bits = tl.load(pointer, mask=mask, other=0).to(tl.int32) << 16
+        return bits.to(tl.float32, bitcast=True)
+    return tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def bfloat16_bits(x):
+    """Round float32 to bfloat16, to nearest even, as bits in the lower half of an int32; not for NaN."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+
+
+@triton.jit
+def as_stored(x, DTYPE: tl.constexpr):
+    """The float32 that comes back when x is held as an element of this type."""
+    if DTYPE == FLOAT16:
+        x = x.to(tl.float16).to(tl.float32)
+    elif DTYPE == BFLOAT16:
+        x = tl.where(x == x, (bfloat16_bits(x) << 16).to(tl.float32, bitcast=True), x)
+    return x
+
+
+@triton.jit
+def store_float(pointer, x, mask, DTYPE: tl.constexpr):
+    """Round to the element type and store its bits; NaN has one pattern."""
+    if DTYPE == FLOAT32:
+        bits = tl.where(x == x, x.to(tl.int32, bitcast=True), NAN_FLOAT32)
+    elif DTYPE == FLOAT16:
+        bits = tl.where(x == x, x.to(tl.float16).to(tl.int16, bitcast=True), NAN_FLOAT16).to(tl.int16)
+    else:
+        bits = tl.where(x == x, bfloat16_bits(x), NAN_BFLOAT16).to(tl.int16)
+    tl.store(pointer, bits, mask=mask)

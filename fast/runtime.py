@@ -1,0 +1,48 @@
+"""How kernels run in this process: compiled for a GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+
+import torch
+
+_VARIABLE = "TRITON_INTERPRET"
+
+
+def require_triton() -> None:
+    """Make Triton ready to be imported. Without a GPU, ask it for its interpreter and warn of it once.
+
+    Sets the environment variable TRITON_INTERPRET where it is not set: Triton reads it when kernels are defined.
+
+    Raises:
+        ImportError: Triton is not installed.
+    """
+    if importlib.util.find_spec("triton") is None:
+        raise ImportError("the fast backend needs Triton: pip install triton (Linux), or use backend='reference'")
+    if _VARIABLE not in os.environ and not torch.cuda.is_available():
+        os.environ[_VARIABLE] = "1"
+        warnings.warn(
+            "no GPU found: the fast backend runs in Triton's interpreter, with the same bits but slowly",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter."""
+    return os.environ.get(_VARIABLE, "0").lower() in ("1", "true", "yes", "on", "y")
+
+
+def require_device(device: torch.device) -> None:
+    """Refuse a device that this process's kernels cannot run on.
+
+    Raises:
+        ValueError: a CPU device while kernels are compiled for a GPU.
+    """
+    if device.type != "cuda" and not interpreted():
+        raise ValueError(
+            f"device is {device}, but should be a GPU: kernels are compiled in this process. To run them on the CPU, "
+            f"set {_VARIABLE}=1 before boundedkv.fast is imported"
+        )

@@ -1,0 +1,129 @@
+"""One tile: where its 64 stream positions lie, what a query sees of them, and what it makes of that.
+
+Strides are tuples in elements, one a axis. Offsets are int64. Stream positions are int32, and every comparison is
+written so that the last one, 2^31 - 1, fits.
+
+Shapes: Q query lanes, J = 64 positions of a tile, D elements of a vector, padded to a power of two.
+"""
+
+import triton
+import triton.language as tl
+
+from boundedkv import plan as fmt
+from boundedkv.fast.arithmetic import (
+    FIX_BITS,
+    INF,
+    MAGIC,
+    MIN_POWER,
+    TILE,
+    WEIGHT_BITS,
+    ceil,
+    exact_dot,
+    exp2,
+    finite,
+    fix,
+    halves,
+    load_float,
+    poisoned,
+    power_of_two,
+    tree,
+)
+
+LENGTH: tl.constexpr = tl.constexpr(fmt.LENGTH)
+SINK: tl.constexpr = tl.constexpr(fmt.SINK)
+SINK_SOURCE: tl.constexpr = tl.constexpr(fmt.READS + 2 * fmt.SINK_SOURCE)
+SINK_SLOT: tl.constexpr = tl.constexpr(fmt.READS + 2 * fmt.SINK_SLOT)
+WINDOW_SOURCE: tl.constexpr = tl.constexpr(fmt.READS + 2 * fmt.WINDOW_SOURCE)
+RING: tl.constexpr = tl.constexpr(fmt.READS + 2 * fmt.RING)
+RING_WRAPPED: tl.constexpr = tl.constexpr(fmt.READS + 2 * fmt.RING_WRAPPED)
+
+
+@triton.jit
+def retained_bounds(line_ptr):
+    """The retained stream positions of a row: the sinks [0, sinks), the window [low, length), its ring part's start."""
+    length = tl.load(line_ptr + LENGTH)
+    sinks = tl.load(line_ptr + SINK_SOURCE + 1) + tl.load(line_ptr + SINK_SLOT + 1)
+    ring_low = length - tl.load(line_ptr + RING + 1) - tl.load(line_ptr + RING_WRAPPED + 1)
+    low = ring_low - tl.load(line_ptr + WINDOW_SOURCE + 1)
+    return length, sinks, low, ring_low
+
+
+@triton.jit
+def locate(s, length, sinks, low, ring_low, source_sinks, ring_start, straight, wrapped_start):
+    """Which of the stream positions s are retained in the source (there at s itself), which in the slot, and where.
+
+    The slot holds its sinks from its first entry on, the ring's `straight` first entries from `ring_start` on, the
+    others from `wrapped_start` on.
+    """
+    is_sink = s < sinks
+    in_window = (s >= low) & (s < length) & (is_sink == 0)
+    in_source = (s < source_sinks) | (in_window & (s < ring_low))
+    in_slot = (is_sink | in_window) & (in_source == 0)
+    i = s - ring_low
+    ring_entry = tl.where(i < straight, ring_start, wrapped_start - straight) + i
+    return in_source, in_slot, tl.where(is_sink, s - source_sinks, ring_entry)
+
+
+@triton.jit
+def load_rows(base_ptr, index, stride, d_stride, mask, d, D: tl.constexpr, DTYPE: tl.constexpr):
+    """Vectors [N, D] at `index` [N] of an array, zero where masked and beyond D."""
+    offsets = index.to(tl.int64)[:, None] * stride + d.to(tl.int64)[None, :] * d_stride
+    return load_float(base_ptr + offsets, mask[:, None] & (d < D)[None, :], DTYPE)
+
+
+@triton.jit
+def visible_pairs(s, present, distance, sink, query_window, CAUSAL: tl.constexpr):
+    """Which of the present positions s [J] each query sees, `distance` [Q, J] before it: [Q, J]."""
+    visible = present[None, :] & (distance == distance)
+    if CAUSAL:
+        visible = visible & (distance >= 0) & ((distance <= query_window) | (s < sink)[None, :])
+    return visible
+
+
+@triton.jit
+def bias_entries(s, t, distance, length, sinks, low, own_tokens, CAUSAL: tl.constexpr):
+    """Which entry of the per-distance score term belongs to a pair: [Q, J]."""
+    if CAUSAL:
+        return distance
+    index = tl.where(s < sinks, s, s - low + sinks)
+    return (t + (length - low + sinks + own_tokens - 1))[:, None] - index[None, :]
+
+
+@triton.jit
+def ieee_tile(q, k, v, bias, visible, factor, D: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """One tile for one query, every operation a binary32 operation: m, l, e [1] and a [1, D]."""
+    x = tree(q * k, D)[None, :]  # [1, J]
+    if HAS_BIAS:
+        x = x + bias
+        visible = visible & (bias != -INF)
+    v_finite = finite(v)
+    v = tl.where(v_finite[:, None], v, 0.0)
+    y = poisoned(x * factor, visible, v_finite[None, :])
+    m = ceil(tl.max(y, 1))
+    p = exp2(y - m[:, None], True)  # [1, J]
+    a = tree(tl.trans(tl.trans(p) * v), TILE)  # [J, D] -> [D, J] -> [D]
+    return m, tree(p, TILE), tl.zeros_like(m), a[None, :]
+
+
+@triton.jit
+def exact_tile(q_hi, q_lo, q_exponent, q_finite, k, v, bias, visible, factor, HAS_BIAS: tl.constexpr):
+    """One tile in 16-bit fixed point, for tensor cores: m, l, e [Q] and a [Q, D]."""
+    k_hi, k_lo, k_exponent, k_finite = fix(k)
+    x = exact_dot(q_hi, q_lo, tl.trans(k_hi), tl.trans(k_lo))  # [Q, J]
+    x = x * power_of_two(tl.minimum(q_exponent - 11.0, 0.0))[:, None]
+    x = x * power_of_two(k_exponent - 11.0)[None, :]
+    x = x * power_of_two(tl.maximum(q_exponent - 11.0, 0.0))[:, None]
+    if HAS_BIAS:
+        x = x + bias
+        visible = visible & (bias != -INF)
+    v_hi, v_lo, v_exponent, v_finite = fix(v)
+    y = poisoned(x * factor, visible, q_finite[:, None] & (k_finite & v_finite)[None, :])
+    m = ceil(tl.max(y, 1))
+    z = y - m[:, None]
+    p = exp2(z, False)  # [Q, J]
+    l = tl.sum(tl.fma(p, 65536.0, MAGIC) - MAGIC, 1)  # noqa: E741
+    g = ceil(tl.max(tl.where(z >= MIN_POWER, z + v_exponent[None, :], -INF), 1))
+    weighted = p * power_of_two(v_exponent)[None, :]
+    fixed = tl.fma(weighted, power_of_two(-g + WEIGHT_BITS)[:, None], MAGIC) - MAGIC
+    p_hi, p_lo = halves(fixed)
+    return m, l, g + (8 - FIX_BITS), exact_dot(p_hi, p_lo, v_hi, v_lo)
