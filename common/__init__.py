@@ -6,6 +6,7 @@ from boundedkv.manager import BoundedKVManager
 from boundedkv.numerics import NUMERICS_VERSION
 from boundedkv.plan import PLAN_VERSION, BoundedPlan, RowLayout
 from boundedkv.resource import EngineResourceInfo, Resource
+from boundedkv.session import Session
 from boundedkv.step import (
     ADMIT_OK,
     AdmitOutcome,
@@ -40,6 +41,7 @@ __all__ = [
     "Resource",
     "RowLayout",
     "Segment",
+    "Session",
     "SinkWindow",
     "SlotLease",
     "StepContext",

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boundedkv import checks
+from boundedkv import checks, refusals
 from boundedkv.checks import PlanNeeds, RowSource
 from boundedkv.config import BoundedKVConfig, BoundedKVSpec
 from boundedkv.plan import BoundedPlan
 from boundedkv.resource import EngineResourceInfo, Resource
 from boundedkv.step import ADMIT_OK, AdmitOutcome, BoundedKVStep, GraphSlotSpec, StepContext
+from boundedkv.transfer import Stream, check_stream
 
 
 class BoundedKVManager(Resource):
@@ -296,6 +297,45 @@ class BoundedKVManager(Resource):
             self._check_open()
             self._rewind_request(rid, written)
 
+    def export_request(self, rid: str) -> dict[str, Any]:
+        """Copy a request's stream out of its slot, to move it to another manager or to save it.
+
+        Args:
+            rid: the request; it keeps its slot.
+
+        Returns:
+            The fields of `boundedkv.transfer.Stream`: numbers, and tensors on the manager's device.
+
+        Raises:
+            AdmitRuntimeError: the request holds no slot, or a planned step that was not committed may have overwritten
+                what its stream retains.
+        """
+        checks.check_request_id(rid)
+        with self._lock:
+            self._check_open()
+            return self._export_request(rid)._asdict()
+
+    def import_request(self, rid: str, state: Mapping[str, Any]) -> None:
+        """Give a stream that was exported a slot here. Its continuation has the bits it would have had there.
+
+        Args:
+            rid: the request, under any id that holds no slot here.
+            state: what `export_request` gave, its tensors on any device.
+
+        Raises:
+            ValueError: the state is not one of a pool like this one, or the id holds a slot.
+            AllocationFailed: no slot left.
+        """
+        checks.check_request_id(rid)
+        with self._lock:
+            self._check_open()
+            stream = check_stream(self.config, state)
+            if self._holds(rid):
+                raise ValueError(f"rid is {rid!r}, which holds a slot, but should hold none")
+            if self._free_slots() == 0:
+                raise refusals.no_slot_left(rid, 1, 0)
+            self._import_request(rid, stream)
+
     def holds(self, rid: str) -> bool:
         """Whether a request holds a slot."""
         checks.check_request_id(rid)
@@ -413,6 +453,12 @@ class BoundedKVManager(Resource):
 
     @abstractmethod
     def _rewind_request(self, rid: str, written: int) -> None: ...
+
+    @abstractmethod
+    def _export_request(self, rid: str) -> Stream: ...
+
+    @abstractmethod
+    def _import_request(self, rid: str, stream: Stream) -> None: ...
 
     @abstractmethod
     def _holds(self, rid: str) -> bool: ...

@@ -5,28 +5,28 @@ What a backend knows of its requests is its own; how it says that a step contrad
 
 from __future__ import annotations
 
-from boundedkv.step import AdmitOutcome, AdmitRuntimeError, AllocationFailed, StreamPosition
+from boundedkv.step import AdmitRuntimeError, AllocationFailed, StreamPosition
 
 
-def wrong_written(request_id: str, declared: int, known: int) -> AdmitOutcome:
+def wrong_written(request_id: str, declared: int, known: int) -> AdmitRuntimeError:
     """The step starts elsewhere than the stream stands."""
-    return _refuse(request_id, f"written is {declared}, but should be {known}, which is what was committed")
+    return _contradiction(request_id, f"written is {declared}, but should be {known}, which is what was committed")
 
 
-def changed_source_len(request_id: str, declared: int, known: int) -> AdmitOutcome:
+def changed_source_len(request_id: str, declared: int, known: int) -> AdmitRuntimeError:
     """The step declares another source length than the request's first one did."""
-    return _refuse(request_id, f"source_len is {declared}, but should be {known}, as in its first admitted step")
+    return _contradiction(request_id, f"source_len is {declared}, but should be {known}, as in its first admitted step")
 
 
-def changed_source(request_id: str, declared: int, known: int) -> AdmitOutcome:
+def changed_source(request_id: str, declared: int, known: int) -> AdmitRuntimeError:
     """The step declares another source than the request's first one did."""
-    return _refuse(request_id, f"source is {declared}, but should be {known}, as in its first admitted step")
+    return _contradiction(request_id, f"source is {declared}, but should be {known}, as in its first admitted step")
 
 
-def no_slot_left(request_id: str, needed: int, free: int) -> AdmitOutcome:
-    """The step needs more fresh slots than are free."""
-    message = f"request {request_id!r}: no slot left; the step needs {needed} fresh and {free} are free"
-    return AdmitOutcome(ok=False, reason=AllocationFailed(message, request_id, needed - free))
+def no_slot_left(request_id: str, needed: int, free: int) -> AllocationFailed:
+    """More fresh slots are needed than are free."""
+    message = f"request {request_id!r}: no slot left; {needed} fresh ones are needed and {free} are free"
+    return AllocationFailed(message, request_id, needed - free)
 
 
 def not_admitted(request_id: str) -> AdmitRuntimeError:
@@ -51,5 +51,5 @@ def cannot_rewind(request_id: str, declared: int, known: int, spare: int, reach:
     )
 
 
-def _refuse(request_id: str, what: str) -> AdmitOutcome:
-    return AdmitOutcome(ok=False, reason=AdmitRuntimeError(f"request {request_id!r}: {what}", request_id))
+def _contradiction(request_id: str, what: str) -> AdmitRuntimeError:
+    return AdmitRuntimeError(f"request {request_id!r}: {what}", request_id)

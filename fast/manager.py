@@ -20,7 +20,16 @@ from boundedkv.fast.planner import Batch, Ints, Planner
 from boundedkv.fast.runtime import require_device
 from boundedkv.manager import BoundedKVManager
 from boundedkv.plan import ALL_TOKENS, READS, ROW_INTS, SINK_SOURCE, WINDOW_SOURCE, WRITES, BoundedPlan, decode
-from boundedkv.step import ADMIT_OK, AdmitOutcome, BoundedKVStep, GraphSlotSpec, SlotLease, StepContext
+from boundedkv.step import (
+    ADMIT_OK,
+    AdmitOutcome,
+    AdmitRuntimeError,
+    BoundedKVStep,
+    GraphSlotSpec,
+    SlotLease,
+    StepContext,
+)
+from boundedkv.transfer import Stream, extent
 
 NO_GRANT = 0
 
@@ -85,11 +94,11 @@ class FastManager(BoundedKVManager):
         known = declared.slot >= 0
         refusal = self._contradiction(declared, known)
         if refusal is not None:
-            return refusal
+            return AdmitOutcome(ok=False, reason=refusal)
         fresh = np.flatnonzero(~known)
         if len(fresh) > len(self._free):
             first = declared.rids[fresh[len(self._free)]]
-            return refusals.no_slot_left(first, len(fresh), len(self._free))
+            return AdmitOutcome(ok=False, reason=refusals.no_slot_left(first, len(fresh), len(self._free)))
         for i in fresh.tolist():
             declared.slot[i] = self._slot_of[declared.rids[i]] = heapq.heappop(self._free)
         slots = declared.slot
@@ -100,7 +109,7 @@ class FastManager(BoundedKVManager):
         self._fresh[slots[fresh]] = self._pending[slots[fresh]]
         return ADMIT_OK
 
-    def _contradiction(self, declared: Declared, known: NDArray[np.bool_]) -> AdmitOutcome | None:
+    def _contradiction(self, declared: Declared, known: NDArray[np.bool_]) -> AdmitRuntimeError | None:
         written = np.where(known, self._written[declared.slot], 0)
         other_written = declared.written != written
         other_length = known & (declared.source_len != self._source_len[declared.slot])
@@ -266,6 +275,36 @@ class FastManager(BoundedKVManager):
             raise refusals.cannot_rewind(rid, written, known, self.config.spare, reach)
         self._written[slot] = written
         self._fresh[slot] = self._pending[slot] = self._committed[slot] = NO_GRANT
+
+    def _export_request(self, rid: str) -> Stream:
+        slot = self._slot_of.get(rid)
+        if slot is None:
+            raise refusals.not_admitted(rid)
+        source_len, written, reach = (int(known[slot]) for known in (self._source_len, self._written, self._reach))
+        sinks, ring = self._planner.places(source_len, extent(self.config, rid, source_len, written, reach))
+        sink, window, _ = self.config.retentions[source_len]
+        return Stream(
+            source_len=source_len,
+            source=int(self._source[slot]),
+            written=written,
+            reach=reach,
+            sink=sink,
+            window=window,
+            spare=self.config.spare,
+            sinks=torch.stack([layer[slot][..., torch.from_numpy(sinks), :] for layer in self._slots]),
+            ring=torch.stack([layer[slot][..., torch.from_numpy(ring), :] for layer in self._slots]),
+        )
+
+    def _import_request(self, rid: str, stream: Stream) -> None:
+        held = extent(self.config, rid, stream.source_len, stream.written, stream.reach)
+        sinks, ring = self._planner.places(stream.source_len, held)
+        slot = self._slot_of[rid] = heapq.heappop(self._free)
+        for layer, layer_sinks, layer_ring in zip(self._slots, stream.sinks, stream.ring, strict=True):
+            layer[slot][..., torch.from_numpy(sinks), :] = layer_sinks.to(self.device)
+            layer[slot][..., torch.from_numpy(ring), :] = layer_ring.to(self.device)
+        self._start_over(np.array([slot]))
+        self._source_len[slot], self._source[slot] = stream.source_len, stream.source
+        self._written[slot], self._reach[slot] = stream.written, stream.reach
 
     def _holds(self, rid: str) -> bool:
         return rid in self._slot_of

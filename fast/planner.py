@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from boundedkv import plan as fmt
 from boundedkv.config import BoundedKVConfig
+from boundedkv.transfer import Extent
 
 Ints = NDArray[np.int64]
 
@@ -51,6 +52,12 @@ class Planner:
         self._fill_reads(lines, batch, length, sink, window, ring)
         self._fill_writes(lines, batch, length, sink, ring)
         return lines.astype(np.int32)
+
+    def places(self, source_len: int, held: Extent) -> tuple[Ints, Ints]:
+        """Where a slot holds these sinks and these entries of the ring."""
+        ring = max(1, int(self._window[source_len]) + self._spare)
+        sinks, later = (np.arange(r.start, r.stop, dtype=np.int64) for r in held)
+        return sinks - source_len, self._sink_capacity + (later - self._sink[source_len]) % ring
 
     def _fill_reads(self, lines: Ints, batch: Batch, length: Ints, sink: Ints, window: Ints, ring: Ints) -> None:
         shrunk = np.where(self._includes_step[batch.source_len], np.maximum(window - batch.span, 0), window)

@@ -16,6 +16,14 @@ from boundedkv.plan import ALL_TOKENS, NO_READ, NO_WRITE, Read, RowLayout, Write
 from boundedkv.step import StreamPosition
 
 
+def place(config: BoundedKVConfig, source_len: int, s: int) -> int:
+    """Where a written entry at stream position s lies in its slot."""
+    kept = config.retentions[source_len]
+    if s < kept.sink:
+        return s - source_len
+    return config.sink_capacity + (s - kept.sink) % (kept.window + config.spare)
+
+
 def row_layout(config: BoundedKVConfig, position: StreamPosition, span: int, tokens: int | None) -> RowLayout:
     """Lay out one row's step.
 
@@ -34,30 +42,28 @@ def row_layout(config: BoundedKVConfig, position: StreamPosition, span: int, tok
     window = max(0, kept.window - span) if kept.window_includes_step else kept.window
     ring = kept.window + config.spare
 
-    def place(s: int) -> int:
-        if s < kept.sink:
-            return s - source_len
-        return config.sink_capacity + (s - kept.sink) % ring
+    def at(s: int) -> int:
+        return place(config, source_len, s)
 
     retained = sorted({*range(min(kept.sink, length)), *range(max(0, length - window), length)})
     sinks = [s for s in retained if s < kept.sink]
     others = [s for s in retained if s >= kept.sink]
     reads = (
         *_reads((s for s in sinks if s < source_len), at_most=1),
-        *_reads((place(s) for s in sinks if s >= source_len), at_most=1),
+        *_reads((at(s) for s in sinks if s >= source_len), at_most=1),
         *_reads((s for s in others if s < source_len), at_most=1),
-        *_reads((place(s) for s in others if s >= source_len), at_most=2),
+        *_reads((at(s) for s in others if s >= source_len), at_most=2),
     )
 
     def token(s: int) -> int:
         return length + span - 1 - s if config.reverse_step_order else s - length
 
     joining = [s for s in range(length, length + span) if s < kept.sink or ring > 0]
-    last_writer = {place(s): s for s in joining}
+    last_writer = {at(s): s for s in joining}
     surviving = sorted(last_writer.values())
     writes = (
-        *_writes(((token(s), place(s)) for s in surviving if s < kept.sink), at_most=1),
-        *_writes(((token(s), place(s)) for s in surviving if s >= kept.sink), at_most=2),
+        *_writes(((token(s), at(s)) for s in surviving if s < kept.sink), at_most=1),
+        *_writes(((token(s), at(s)) for s in surviving if s >= kept.sink), at_most=2),
     )
     return RowLayout(ALL_TOKENS if tokens is None else tokens, length, kept.sink, reads, writes)
 

@@ -24,8 +24,18 @@ from boundedkv.plan import (
     encode,
 )
 from boundedkv.reference.attention import attend, rounded
-from boundedkv.reference.layout import row_layout
-from boundedkv.step import ADMIT_OK, AdmitOutcome, BoundedKVStep, GraphSlotSpec, Segment, SlotLease, StepContext
+from boundedkv.reference.layout import place, row_layout
+from boundedkv.step import (
+    ADMIT_OK,
+    AdmitOutcome,
+    AdmitRuntimeError,
+    BoundedKVStep,
+    GraphSlotSpec,
+    Segment,
+    SlotLease,
+    StepContext,
+)
+from boundedkv.transfer import Stream, extent
 
 
 @dataclass(eq=False)
@@ -72,12 +82,12 @@ class ReferenceManager(BoundedKVManager):
         for rid, _, _ in segments:
             refusal = self._contradiction(rid, step)
             if refusal is not None:
-                return refusal
+                return AdmitOutcome(ok=False, reason=refusal)
         taken = {request.slot for request in self._requests.values()}
         free = [slot for slot in range(self.config.max_slots) if slot not in taken]
         fresh = [rid for rid, _, _ in segments if rid not in self._requests]
         if len(fresh) > len(free):
-            return refusals.no_slot_left(fresh[len(free)], len(fresh), len(free))
+            return AdmitOutcome(ok=False, reason=refusals.no_slot_left(fresh[len(free)], len(fresh), len(free)))
         for rid, slot in zip(fresh, free, strict=False):
             position = step.positions[rid]
             self._requests[rid] = Request(slot, position.source_len, position.source)
@@ -85,7 +95,7 @@ class ReferenceManager(BoundedKVManager):
             self._grant(segment, step, fresh=segment.request_id in fresh)
         return ADMIT_OK
 
-    def _contradiction(self, rid: str, step: BoundedKVStep) -> AdmitOutcome | None:
+    def _contradiction(self, rid: str, step: BoundedKVStep) -> AdmitRuntimeError | None:
         position = step.positions[rid]
         request = self._requests.get(rid)
         if request is None:
@@ -299,6 +309,35 @@ class ReferenceManager(BoundedKVManager):
             raise refusals.cannot_rewind(rid, written, request.written, self.config.spare, reach)
         request.written = written
         request.pending = request.fresh = request.committed = None
+
+    def _export_request(self, rid: str) -> Stream:
+        request = self._requests.get(rid)
+        if request is None:
+            raise refusals.not_admitted(rid)
+        source_len = request.source_len
+        kept, spare = self.config.retentions[source_len], self.config.spare
+        held = extent(self.config, rid, source_len, request.written, request.reach)
+        slot = self._slots[:, request.slot]  # [layers, rows, H, cap, 2D]
+        return Stream(
+            source_len=source_len,
+            source=request.source,
+            written=request.written,
+            reach=request.reach,
+            sink=kept.sink,
+            window=kept.window,
+            spare=spare,
+            sinks=slot[..., [place(self.config, source_len, s) for s in held.sinks], :],
+            ring=slot[..., [place(self.config, source_len, s) for s in held.ring], :],
+        )
+
+    def _import_request(self, rid: str, stream: Stream) -> None:
+        taken = {request.slot for request in self._requests.values()}
+        number = min(set(range(self.config.max_slots)) - taken)
+        held = extent(self.config, rid, stream.source_len, stream.written, stream.reach)
+        slot = self._slots[:, number]
+        for positions, entries in ((held.sinks, stream.sinks), (held.ring, stream.ring)):
+            slot[..., [place(self.config, stream.source_len, s) for s in positions], :] = entries.to(self.device)
+        self._requests[rid] = Request(number, stream.source_len, stream.source, stream.written, stream.reach)
 
     def _holds(self, rid: str) -> bool:
         return rid in self._requests
