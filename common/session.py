@@ -119,6 +119,15 @@ class Session:
         self._manager.rewind_request(rid, written)
         self._positions[rid] = self._positions[rid]._replace(written=written)
 
+    def export_request(self, rid: str) -> dict[str, Any]:
+        """Copy a request's stream out: `BoundedKVManager.export_request`."""
+        return self._manager.export_request(rid)
+
+    def import_request(self, rid: str, state: Mapping[str, Any]) -> None:
+        """Take a stream in and go on with its count: `BoundedKVManager.import_request`."""
+        self._manager.import_request(rid, state)
+        self._positions[rid] = StreamPosition(state["source_len"], state["written"], state["source"])
+
     def remove(self, rid: str) -> None:
         """End a request and free its slot. An unknown one is left alone."""
         self._manager.remove_request(rid)

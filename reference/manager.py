@@ -21,6 +21,7 @@ from boundedkv.plan import (
     BoundedPlan,
     Row,
     RowLayout,
+    decode,
     encode,
 )
 from boundedkv.reference.attention import attend, rounded
@@ -195,14 +196,15 @@ class ReferenceManager(BoundedKVManager):
             torch.cat([k.float(), v.float()], dim=-1), self.config.dtype
         )  # [B * rows, H, T, 2D], as the slots will hold it
         out = torch.zeros_like(q.transpose(1, 2))  # [B * rows, T, Hq, D]
-        rows = self.config.rows_per_request
-        lines = [slice(b * rows, (b + 1) * rows) for b in range(len(plan.rows))]
-        for b, (slot, layout, index) in enumerate(plan.rows):
+        rows = decode(plan.table[: len(plan.rows)].cpu().numpy())  # as a captured graph does: the table, as it is now
+        per_request = self.config.rows_per_request
+        lines = [slice(b * per_request, (b + 1) * per_request) for b in range(len(rows))]
+        for b, (slot, layout, index) in enumerate(rows):
             prefix = self._prefix(b, layout, index, source, row_source)
             positions, entries = self._entries(self._slots[layer_idx, slot], layout, prefix, own[lines[b]])
             bias = None if rel_bias is None else rel_bias[lines[b]]
             out[lines[b]] = rounded(self._attend_row(q[lines[b]], positions, entries, layout, bias, ieee), q.dtype)
-        for b, (slot, layout, _) in enumerate(plan.rows):
+        for b, (slot, layout, _) in enumerate(rows):
             self._write(self._slots[layer_idx, slot], layout, own[lines[b]])
         return out
 
