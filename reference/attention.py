@@ -19,18 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from boundedkv.numerics import (
-    EXP2_EXACT,
-    EXP2_IEEE,
-    FIX_BITS,
-    MIN_EXPONENT,
-    MIN_POWER,
-    NAN_BITS,
-    SPLIT,
-    TILE,
-    WEIGHT_BITS,
-    score_factor,
-)
+from boundedkv.numerics import EXP2_EXACT, EXP2_IEEE, FIX_BITS, MIN_POWER, SPLIT, TILE, WEIGHT_BITS, score_factor
+from boundedkv.reference.arithmetic import exact_dot, exp2, finite, fix, halves, power_of_two, tree
 
 INF = float("inf")
 
@@ -112,7 +102,7 @@ def ieee_tile(scores: Scores, v: Tensor) -> Partial:
     v = torch.where(v_finite, v, 0.0)
     y = poisoned(x, scores, v_finite)
     m = y.amax(-1, keepdim=True).ceil()  # [..., T, 1]
-    p = weights(y - m, EXP2_IEEE)  # [..., T, J]
+    p = exp2(y - m, EXP2_IEEE)  # [..., T, J]
     a = tree((p[..., None] * v[..., None, :, :]).transpose(-1, -2))  # [..., T, J, D] -> [..., T, D]
     return Partial(m, tree(p)[..., None], torch.zeros_like(m), a)
 
@@ -131,7 +121,7 @@ def exact_tile(scores: Scores, v: Tensor) -> Partial:
     y = poisoned(x, scores, v_finite)
     m = y.amax(-1, keepdim=True).ceil()  # [..., T, 1]
     z = y - m
-    p = weights(z, EXP2_EXACT)  # [..., T, J]
+    p = exp2(z, EXP2_EXACT)  # [..., T, J]
     l = (p * 2**WEIGHT_BITS).round().sum(-1, keepdim=True)  # noqa: E741  [..., T, 1], integers
     g = torch.where(z >= MIN_POWER, z + v_exponent.mT, -INF).amax(-1, keepdim=True).ceil()  # [..., T, 1]
     fixed = p * power_of_two(v_exponent.mT) * power_of_two(WEIGHT_BITS - g)
@@ -149,19 +139,6 @@ def poisoned(x: Tensor, scores: Scores, v_finite: Tensor) -> Tensor:
     y = x * scores.factor
     y = torch.where((y < INF) & v_finite.mT, y, INF)
     return torch.where(visible, y, -INF)
-
-
-def weights(z: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-    """2^z for -126 <= z <= 0, and 0 for everything else, NaN included."""
-    inside = z >= MIN_POWER
-    z = torch.where(inside, z, 0.0)
-    n = z.round()
-    f = z - n
-    p = torch.full_like(f, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        p = p * f
-        p = p + coefficient
-    return torch.where(inside, p * power_of_two(n), 0.0)
 
 
 def fold(left: Partial, right: Partial) -> Partial:
@@ -188,67 +165,3 @@ def finish(total: Partial) -> Tensor:
     out = out.clamp(-largest, largest) + 0.0  # -0 becomes +0
     out = torch.where(seen, out, 0.0)
     return torch.where(total.m == INF, torch.nan, out)
-
-
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round float32 to an element type, to nearest even; what is not a number is written with one pattern of bits."""
-    words = torch.int32 if dtype == torch.float32 else torch.int16
-    nan = torch.tensor(NAN_BITS[dtype], dtype=words, device=x.device).view(dtype)
-    return torch.where(x.isnan(), nan, x.to(dtype))
-
-
-def fix(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Write vectors as integers of 16 bits and sign, by the exponent of their largest element.
-
-    Args:
-        x: [..., D].
-
-    Returns:
-        hi and lo [..., D] with `x = (256 hi + lo) * 2^(exponent - 15)`; the exponent and whether all elements are
-        finite, [..., 1]. A vector that is not finite is written as zeros.
-    """
-    ok = finite(x)
-    x = torch.where(ok, x, 0.0)
-    exponent = exponent_of(x).clamp(min=MIN_EXPONENT)
-    hi, lo = halves((x * power_of_two(FIX_BITS - exponent)).round())
-    return hi, lo, exponent, ok
-
-
-def halves(n: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers as 256 hi + lo with |lo| <= 128: each half is exact in 16-bit floats."""
-    hi = (n / 256).round()
-    return hi, n - 256 * hi
-
-
-def exact_dot(left_hi: Tensor, left_lo: Tensor, right_hi: Tensor, right_lo: Tensor) -> Tensor:
-    """Matrix product of fixed-point numbers over 256, without the product of the low halves; rounded once.
-
-    Both parts are integers of at most 2^24, so no order of summation changes them.
-    """
-    return 256 * (left_hi @ right_hi) + (left_hi @ right_lo + left_lo @ right_hi)
-
-
-def tree(x: Tensor) -> Tensor:
-    """Sum the last axis in a balanced tree: neighbours first, zeros up to a power of two."""
-    size = x.shape[-1]
-    x = torch.nn.functional.pad(x, (0, (1 << (size - 1).bit_length()) - size))
-    while x.shape[-1] > 1:
-        x = x[..., 0::2] + x[..., 1::2]
-    return x[..., 0]
-
-
-def finite(x: Tensor) -> Tensor:
-    """Whether all elements of a vector are finite: [..., D] -> [..., 1]."""
-    return x.isfinite().all(-1, keepdim=True)
-
-
-def exponent_of(x: Tensor) -> Tensor:
-    """The exponent of a vector's largest element, from its bits: [..., D] -> [..., 1]; -127 for subnormals."""
-    return ((x.abs().amax(-1, keepdim=True).view(torch.int32) >> 23) - 127).float()
-
-
-def power_of_two(n: Tensor) -> Tensor:
-    """2^n for integers n from -126 to 127, and 0 for everything else."""
-    inside = (n >= MIN_POWER) & (n <= 127)
-    bits = (torch.where(inside, n, 0.0).to(torch.int32) + 127) << 23
-    return torch.where(inside, bits.view(torch.float32), 0.0)

@@ -24,7 +24,8 @@ from boundedkv.plan import (
     decode,
     encode,
 )
-from boundedkv.reference.attention import attend, rounded
+from boundedkv.reference.arithmetic import rounded
+from boundedkv.reference.attention import attend
 from boundedkv.reference.layout import place, row_layout
 from boundedkv.step import (
     ADMIT_OK,
