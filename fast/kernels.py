@@ -273,13 +273,15 @@ def merge_kernel(
     d = tl.arange(0, BLOCK_D)
     a_mask = in_step[:, None] & (d < D)[None, :]
     m, l, e, a = nothing_seen(BLOCK_Q, BLOCK_D, IEEE)  # noqa: E741
-    for split in range(0, num_splits):
-        pointers = part_ptr + (split * num_lanes + lane) * (D + 3)
+    index = lane
+    for _ in range(0, num_splits):
+        pointers = part_ptr + index * (D + 3)
         part_m = tl.load(pointers, mask=in_step, other=-INF)
         part_l = tl.load(pointers + 1, mask=in_step, other=0.0)
         part_e = tl.load(pointers + 2, mask=in_step, other=0.0)
         part_a = tl.load(pointers[:, None] + 3 + d[None, :], mask=a_mask, other=0.0)
         m, l, e, a = fold(m, l, e, a, part_m, part_l, part_e, part_a, IEEE)  # noqa: E741
+        index += num_lanes
     store_result(out_ptr, lane, finish(m, l, e, a), t < tokens, in_step, d, D, Q_TYPE)
 
 
