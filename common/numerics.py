@@ -24,6 +24,8 @@ MAX_HEAD_DIM = 256
 # A vector is fixed with 16 bits below the exponent of its largest element, which is not taken lower than this.
 FIX_BITS = 15
 MIN_EXPONENT = -100
+# In the ieee path the exponent of a value vector only keeps sums in range; 2**(it - 1) must be a normal number.
+MIN_IEEE_EXPONENT = -125
 
 # Weights are fixed with 16 bits below one.
 WEIGHT_BITS = 16

@@ -25,6 +25,7 @@ TWO_23: tl.constexpr = tl.constexpr(8388608.0)
 TILE: tl.constexpr = tl.constexpr(numerics.TILE)
 MIN_POWER: tl.constexpr = tl.constexpr(numerics.MIN_POWER)
 MIN_EXPONENT: tl.constexpr = tl.constexpr(numerics.MIN_EXPONENT)
+MIN_IEEE_EXPONENT: tl.constexpr = tl.constexpr(numerics.MIN_IEEE_EXPONENT)
 FIX_BITS: tl.constexpr = tl.constexpr(numerics.FIX_BITS)
 WEIGHT_BITS: tl.constexpr = tl.constexpr(numerics.WEIGHT_BITS)
 NAN_FLOAT32: tl.constexpr = tl.constexpr(0x7FC00000)
@@ -106,12 +107,6 @@ def max_bits(x):
 
 
 @triton.jit
-def finite(x):
-    """Whether all elements of each vector of [N, D] are finite: [N]."""
-    return max_bits(x) < 0x7F800000
-
-
-@triton.jit
 def halves(n):
     """Integers as 256 hi + lo with |lo| <= 128, as 16-bit floats."""
     hi = tl.fma(n, 0.00390625, MAGIC) - MAGIC
@@ -156,27 +151,26 @@ def poisoned(y, visible, ok):
 
 
 @triton.jit
-def fold(m1, l1, e1, a1, m2, l2, e2, a2, IEEE: tl.constexpr):
+def value_exponent(z, v_exponent):
+    """An integer g [Q] with |p_j v_j| < 2^(g + 1) for every key seen; -inf where none is."""
+    return ceil(tl.max(tl.where(z >= MIN_POWER, z + v_exponent[None, :], -INF), 1))
+
+
+@triton.jit
+def fold(m1, l1, e1, a1, m2, l2, e2, a2):
     """Join two partial softmaxes, the first of earlier keys: rescale to the larger maximum, then add.
 
     m [Q] the maximum, an integer; l [Q] the sum of weights relative to 2^m; a [Q, D] with exponent e [Q] the weighted
-    sum of values, a * 2^e. In the ieee path e is 0 throughout.
+    sum of values, a * 2^e.
     """
     m = tl.maximum(m1, m2)
     shift1 = tl.where(m1 == m, 0.0, m1 - m)
     shift2 = tl.where(m2 == m, 0.0, m2 - m)
-    scale1 = power_of_two(shift1)
-    scale2 = power_of_two(shift2)
-    l = l1 * scale1 + l2 * scale2  # noqa: E741
-    if IEEE:
-        e = e1
-    else:
-        e1 = e1 + shift1
-        e2 = e2 + shift2
-        e = tl.maximum(e1, e2)
-        scale1 = power_of_two(e1 - e)
-        scale2 = power_of_two(e2 - e)
-    a = a1 * scale1[:, None] + a2 * scale2[:, None]
+    l = l1 * power_of_two(shift1) + l2 * power_of_two(shift2)  # noqa: E741
+    e1 = e1 + shift1
+    e2 = e2 + shift2
+    e = tl.maximum(e1, e2)
+    a = a1 * power_of_two(e1 - e)[:, None] + a2 * power_of_two(e2 - e)[:, None]
     return m, l, e, a
 
 

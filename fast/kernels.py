@@ -44,12 +44,11 @@ ROW_INTS: tl.constexpr = tl.constexpr(fmt.ROW_INTS)
 
 
 @triton.jit
-def nothing_seen(BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, IEEE: tl.constexpr):
+def nothing_seen(BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr):
     """The neutral element of `fold`: m, l, e [Q] and a [Q, D]."""
     m = tl.full((BLOCK_Q,), -INF, tl.float32)
     l = tl.zeros((BLOCK_Q,), tl.float32)  # noqa: E741
-    e = l if IEEE else m
-    return m, l, e, tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
+    return m, l, m, tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
 
 
 @triton.jit
@@ -154,7 +153,7 @@ def attention_kernel(
     sink_end, low, last, sink_splits, window_split, num_splits = visible_range(
         length, window_low, sink, tokens, query_window, BLOCK_Q, G, CAUSAL
     )
-    m, l, e, a = nothing_seen(BLOCK_Q, BLOCK_D, IEEE)  # noqa: E741
+    m, l, e, a = nothing_seen(BLOCK_Q, BLOCK_D)  # noqa: E741
     first_split = 0
     if BY_SPLIT:
         first_split = tl.program_id(2)
@@ -167,7 +166,7 @@ def attention_kernel(
         end_tile = tl.minimum(first_tile + TILES_PER_SPLIT, tl.maximum(sink_tiles, window_tiles))
         first_tile = tl.where(i < sink_splits, first_tile, tl.maximum(first_tile, low // TILE))
 
-        part_m, part_l, part_e, part_a = nothing_seen(BLOCK_Q, BLOCK_D, IEEE)
+        part_m, part_l, part_e, part_a = nothing_seen(BLOCK_Q, BLOCK_D)
         for tile in range(first_tile, end_tile):
             s = tile * TILE + tl.arange(0, TILE)  # [J]
             in_source, in_slot, entry = locate(
@@ -218,8 +217,8 @@ def attention_kernel(
                 tile_m, tile_l, tile_e, tile_a = exact_tile(
                     q_hi, q_lo, q_exponent, q_finite, k, v, bias, visible, factor, HAS_BIAS
                 )
-            part_m, part_l, part_e, part_a = fold(part_m, part_l, part_e, part_a, tile_m, tile_l, tile_e, tile_a, IEEE)
-        m, l, e, a = fold(m, l, e, a, part_m, part_l, part_e, part_a, IEEE)  # noqa: E741
+            part_m, part_l, part_e, part_a = fold(part_m, part_l, part_e, part_a, tile_m, tile_l, tile_e, tile_a)
+        m, l, e, a = fold(m, l, e, a, part_m, part_l, part_e, part_a)  # noqa: E741
 
     in_step = t < own_tokens
     lane_index = (batch_row64 * own_tokens + t) * (H * G) + query_head  # of [B * ROWS, T, H * G]
@@ -261,7 +260,6 @@ def merge_kernel(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_Q: tl.constexpr,
-    IEEE: tl.constexpr,
     Q_TYPE: tl.constexpr,
 ):
     """Fold the splits' partial softmaxes of each lane in order. Grid: (blocks of Q lanes of [B * ROWS, T, Hq],)."""
@@ -272,15 +270,15 @@ def merge_kernel(
     tokens = tl.load(table_ptr + line * ROW_INTS + TOKENS, mask=in_step, other=0)
     d = tl.arange(0, BLOCK_D)
     a_mask = in_step[:, None] & (d < D)[None, :]
-    m, l, e, a = nothing_seen(BLOCK_Q, BLOCK_D, IEEE)  # noqa: E741
+    m, l, e, a = nothing_seen(BLOCK_Q, BLOCK_D)  # noqa: E741
     index = lane
     for _ in range(0, num_splits):
         pointers = part_ptr + index * (D + 3)
         part_m = tl.load(pointers, mask=in_step, other=-INF)
         part_l = tl.load(pointers + 1, mask=in_step, other=0.0)
-        part_e = tl.load(pointers + 2, mask=in_step, other=0.0)
+        part_e = tl.load(pointers + 2, mask=in_step, other=-INF)
         part_a = tl.load(pointers[:, None] + 3 + d[None, :], mask=a_mask, other=0.0)
-        m, l, e, a = fold(m, l, e, a, part_m, part_l, part_e, part_a, IEEE)  # noqa: E741
+        m, l, e, a = fold(m, l, e, a, part_m, part_l, part_e, part_a)  # noqa: E741
         index += num_lanes
     store_result(out_ptr, lane, finish(m, l, e, a), t < tokens, in_step, d, D, Q_TYPE)
 

@@ -125,7 +125,6 @@ def attend(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs, ieee: boo
             D=head_dim,
             BLOCK_D=shape.block_d,
             BLOCK_Q=_MERGE_LANES,
-            IEEE=ieee,
             Q_TYPE=_TYPES[q.dtype],
         )
     return out

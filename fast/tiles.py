@@ -14,19 +14,20 @@ from boundedkv.fast.arithmetic import (
     FIX_BITS,
     INF,
     MAGIC,
-    MIN_POWER,
+    MIN_IEEE_EXPONENT,
     TILE,
     WEIGHT_BITS,
     ceil,
     exact_dot,
     exp2,
-    finite,
     fix,
     halves,
     load_float,
+    max_bits,
     poisoned,
     power_of_two,
     tree,
+    value_exponent,
 )
 
 LENGTH: tl.constexpr = tl.constexpr(fmt.LENGTH)
@@ -96,13 +97,18 @@ def ieee_tile(q, k, v, bias, visible, factor, D: tl.constexpr, HAS_BIAS: tl.cons
     if HAS_BIAS:
         x = x + bias
         visible = visible & (bias != -INF)
-    v_finite = finite(v)
+    v_bits = max_bits(v)
+    v_finite = v_bits < 0x7F800000
     v = tl.where(v_finite[:, None], v, 0.0)
+    v_exponent = tl.where(v_finite, tl.maximum((v_bits >> 23) - 127, MIN_IEEE_EXPONENT), MIN_IEEE_EXPONENT)
     y = poisoned(x * factor, visible, v_finite[None, :])
     m = ceil(tl.max(y, 1))
-    p = exp2(y - m[:, None], True)  # [1, J]
-    a = tree(tl.trans(tl.trans(p) * v), TILE)  # [J, D] -> [D, J] -> [D]
-    return m, tree(p, TILE), tl.zeros_like(m), a[None, :]
+    z = y - m[:, None]
+    p = exp2(z, True)  # [1, J]
+    g = value_exponent(z, v_exponent.to(tl.float32))
+    scaled = p * power_of_two(-g + 1.0)[:, None]
+    a = tree(tl.trans(tl.trans(scaled) * v), TILE)  # [J, D] -> [D, J] -> [D]
+    return m, tree(p, TILE), g - 1.0, a[None, :]
 
 
 @triton.jit
@@ -122,7 +128,7 @@ def exact_tile(q_hi, q_lo, q_exponent, q_finite, k, v, bias, visible, factor, HA
     z = y - m[:, None]
     p = exp2(z, False)  # [Q, J]
     l = tl.sum(tl.fma(p, 65536.0, MAGIC) - MAGIC, 1)  # noqa: E741
-    g = ceil(tl.max(tl.where(z >= MIN_POWER, z + v_exponent[None, :], -INF), 1))
+    g = value_exponent(z, v_exponent)
     weighted = p * power_of_two(v_exponent)[None, :]
     fixed = tl.fma(weighted, power_of_two(-g + WEIGHT_BITS)[:, None], MAGIC) - MAGIC
     p_hi, p_lo = halves(fixed)

@@ -19,8 +19,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from boundedkv.numerics import EXP2_EXACT, EXP2_IEEE, FIX_BITS, MIN_POWER, SPLIT, TILE, WEIGHT_BITS, score_factor
-from boundedkv.reference.arithmetic import exact_dot, exp2, finite, fix, halves, power_of_two, tree
+from boundedkv.numerics import (
+    EXP2_EXACT,
+    EXP2_IEEE,
+    FIX_BITS,
+    MIN_IEEE_EXPONENT,
+    MIN_POWER,
+    SPLIT,
+    TILE,
+    WEIGHT_BITS,
+    score_factor,
+)
+from boundedkv.reference.arithmetic import exact_dot, exp2, exponent_of, finite, fix, halves, power_of_two, tree
 
 INF = float("inf")
 
@@ -100,11 +110,15 @@ def ieee_tile(scores: Scores, v: Tensor) -> Partial:
     x = tree(scores.q[..., :, None, :] * scores.k[..., None, :, :])  # [..., T, J]
     v_finite = finite(v)  # [..., J, 1]
     v = torch.where(v_finite, v, 0.0)
+    v_exponent = exponent_of(v).clamp(min=MIN_IEEE_EXPONENT)  # [..., J, 1]
     y = poisoned(x, scores, v_finite)
     m = y.amax(-1, keepdim=True).ceil()  # [..., T, 1]
-    p = exp2(y - m, EXP2_IEEE)  # [..., T, J]
-    a = tree((p[..., None] * v[..., None, :, :]).transpose(-1, -2))  # [..., T, J, D] -> [..., T, D]
-    return Partial(m, tree(p)[..., None], torch.zeros_like(m), a)
+    z = y - m
+    p = exp2(z, EXP2_IEEE)  # [..., T, J]
+    g = value_exponent(z, v_exponent)  # [..., T, 1]
+    scaled = p * power_of_two(1 - g)  # keeps the sum below in range
+    a = tree((scaled[..., None] * v[..., None, :, :]).transpose(-1, -2))  # [..., T, J, D] -> [..., T, D]
+    return Partial(m, tree(p)[..., None], g - 1, a)
 
 
 def exact_tile(scores: Scores, v: Tensor) -> Partial:
@@ -123,7 +137,7 @@ def exact_tile(scores: Scores, v: Tensor) -> Partial:
     z = y - m
     p = exp2(z, EXP2_EXACT)  # [..., T, J]
     l = (p * 2**WEIGHT_BITS).round().sum(-1, keepdim=True)  # noqa: E741  [..., T, 1], integers
-    g = torch.where(z >= MIN_POWER, z + v_exponent.mT, -INF).amax(-1, keepdim=True).ceil()  # [..., T, 1]
+    g = value_exponent(z, v_exponent)  # [..., T, 1]
     fixed = p * power_of_two(v_exponent.mT) * power_of_two(WEIGHT_BITS - g)
     p_hi, p_lo = halves(fixed.round())
     a = exact_dot(p_hi, p_lo, v_hi, v_lo)  # [..., T, D]
@@ -139,6 +153,11 @@ def poisoned(x: Tensor, scores: Scores, v_finite: Tensor) -> Tensor:
     y = x * scores.factor
     y = torch.where((y < INF) & v_finite.mT, y, INF)
     return torch.where(visible, y, -INF)
+
+
+def value_exponent(z: Tensor, v_exponent: Tensor) -> Tensor:
+    """An integer g with |p_j v_j| < 2^(g + 1) for every key seen; -inf where none is: [..., T, 1]."""
+    return torch.where(z >= MIN_POWER, z + v_exponent.mT, -INF).amax(-1, keepdim=True).ceil()
 
 
 def fold(left: Partial, right: Partial) -> Partial:

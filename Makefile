@@ -1,0 +1,51 @@
+# The whole list of commands, the same at a desk, in CI and on a GPU machine. `make` prints it.
+#
+#   VENV    where the virtual environment is made
+#   PYTHON  the Python that makes it (3.11 to 3.13); `make gpu` runs with it directly
+#   TORCH   what pip is asked for first, so that the choice of PyTorch build is made here and not by a dependency
+VENV   ?= .venv
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP   := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# The package as a folder that Python and mypy can import without an installation: links, laid anew each time.
+TREE  := build/tree
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint gpu clean tree
+
+help:  ## print this list
+	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "  make %-7s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## make the virtual environment and install the package into it, editable
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	@echo "Installing PyTorch, Triton and the package into $(VENV): once, a minute or more."
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install '$(TORCH)'
+	$(PIP) install --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## run the demonstration
+	$(BIN)/python -m boundedkv demo
+
+test: lint  ## lint, then every test that needs no GPU
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(STAMP) tree  ## ruff and mypy
+	$(BIN)/python -m ruff check .
+	MYPYPATH=$(TREE) $(BIN)/python -m mypy -p boundedkv
+
+gpu: tree  ## the tests that need a GPU, with $(PYTHON) as it is: torch, triton, numpy, pytest, hypothesis
+	PYTHONPATH=$(CURDIR)/$(TREE) $(PYTHON) -m pytest -m gpu
+
+tree:
+	@rm -rf $(TREE) && mkdir -p $(TREE)/boundedkv
+	@ln -s $(CURDIR)/common/* $(CURDIR)/reference $(CURDIR)/fast $(TREE)/boundedkv/
+
+clean:  ## remove the virtual environment and everything built
+	rm -rf $(VENV) build dist boundedkv.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find common reference fast tests -name __pycache__ -prune -exec rm -rf {} +
