@@ -26,7 +26,7 @@ def require_triton() -> None:
         warnings.warn(
             "no GPU found: the fast backend runs in Triton's interpreter, with the same bits but slowly",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=2,
         )
 
 
