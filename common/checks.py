@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from boundedkv.plan import ALL_TOKENS, ROW_INTS, BoundedPlan
 from boundedkv.step import AdmitRuntimeError, BoundedKVStep, Segment, StepContext, StreamPosition
 
 RowSource = tuple[Tensor, Tensor]
+
+_SMALLEST_NORMAL = np.finfo(np.float32).tiny
+_HALF = np.float32(0.5)
 
 
 def check_types(step: object, ctx: object) -> None:
@@ -109,6 +113,17 @@ def _segment_problem(config: BoundedKVConfig, segment: Segment, step: BoundedKVS
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_subnormals() -> None:
+    """Raise `RuntimeError` where this thread's processor flushes subnormals to zero: it would give other bits.
+
+    The flag belongs to a thread, and libraries set it (`torch.set_flush_denormal`, compilers' fast-math start-up code).
+    """
+    if _SMALLEST_NORMAL * _HALF == 0:
+        raise RuntimeError(
+            "this thread flushes subnormal numbers to zero, but should honour them: torch.set_flush_denormal(False)"
+        )
 
 
 def check_layer(config: BoundedKVConfig, layer_idx: object) -> None:

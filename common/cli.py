@@ -46,8 +46,9 @@ def run_demo(options: argparse.Namespace) -> int:
     try:
         from boundedkv.demo.main import demo
     except ModuleNotFoundError as error:
-        if error.name not in DEMO_NEEDS:
+        missing = str(error.name).partition(".")[0]
+        if missing not in DEMO_NEEDS:
             raise
-        print(f"The demo needs {error.name}, which comes with the extra 'demo': pip install 'boundedkv[demo]'")
+        print(f"The demo needs {missing}, which comes with the extra 'demo': pip install 'boundedkv[demo]'")
         return 2
     return demo(options.out, options.quick)

@@ -213,8 +213,11 @@ class BoundedKVManager(Resource):
 
         Raises:
             ValueError: an argument does not fit; nothing was written.
+            RuntimeError: this thread flushes subnormal numbers to zero.
         """
         self._check_open()
+        if self.device.type == "cpu":
+            checks.check_subnormals()
         checks.check_layer(self.config, layer_idx)
         if not isinstance(ieee, bool):
             raise ValueError(f"ieee is {ieee!r}, but should be True or False")

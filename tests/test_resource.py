@@ -154,3 +154,19 @@ def test_after_cleanup_every_call_says_so(backend):
             call()
     with pytest.raises(RuntimeError, match="no step is planned yet"):
         _ = manager.current
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_thread_that_flushes_subnormals_is_told(backend):
+    manager = build(CONFIG, backend=backend)
+    step, ctx = BoundedKVStep((Segment("a", 1),), {"a": StreamPosition(0, 0)}), StepContext(("a",))
+    manager.admit(step, ctx)
+    manager.plan(step, ctx)
+    assert torch.set_flush_denormal(True)
+    try:
+        with pytest.raises(RuntimeError, match="flushes subnormal numbers to zero"):
+            manager.attend(0, *[torch.ones(1, 1, 1, 4)] * 3)
+    finally:
+        torch.set_flush_denormal(False)
+    assert not manager.layer(0).any()
+    assert manager.attend(0, *[torch.ones(1, 1, 1, 4)] * 3).tolist() == [[[[1.0] * 4]]]
