@@ -6,6 +6,7 @@ from boundedkv.manager import BoundedKVManager
 from boundedkv.numerics import NUMERICS_VERSION
 from boundedkv.plan import PLAN_VERSION, BoundedPlan, RowLayout
 from boundedkv.resource import EngineResourceInfo, Resource
+from boundedkv.selftest import DeviceSelfTestError, SelfTestReport, self_test
 from boundedkv.session import Session
 from boundedkv.step import (
     ADMIT_OK,
@@ -36,11 +37,13 @@ __all__ = [
     "BoundedKVStep",
     "BoundedPlan",
     "BucketKey",
+    "DeviceSelfTestError",
     "EngineResourceInfo",
     "GraphSlotSpec",
     "Resource",
     "RowLayout",
     "Segment",
+    "SelfTestReport",
     "Session",
     "SinkWindow",
     "SlotLease",
@@ -48,4 +51,5 @@ __all__ = [
     "StreamPosition",
     "available_backends",
     "build",
+    "self_test",
 ]

@@ -8,7 +8,10 @@ import warnings
 
 import torch
 
+from boundedkv.selftest import DeviceSelfTestError, self_test
+
 _VARIABLE = "TRITON_INTERPRET"
+_failures: dict[torch.device, DeviceSelfTestError | None] = {}
 
 
 def require_triton() -> None:
@@ -36,13 +39,27 @@ def interpreted() -> bool:
 
 
 def require_device(device: torch.device) -> None:
-    """Refuse a device that this process's kernels cannot run on.
+    """Refuse a device that this process's kernels cannot run on, or that failed the self test.
+
+    A GPU is tried once a process, when it is first asked for: that compiles a dozen kernels, which Triton keeps.
 
     Raises:
         ValueError: a CPU device while kernels are compiled for a GPU.
+        DeviceSelfTestError: the device does not compute as the contract says.
     """
-    if device.type != "cuda" and not interpreted():
+    if interpreted():
+        return
+    if device.type != "cuda":
         raise ValueError(
             f"device is {device}, but should be a GPU: kernels are compiled in this process. To run them on the CPU, "
             f"set {_VARIABLE}=1 before boundedkv.fast is imported"
         )
+    if device not in _failures:
+        _failures[device] = None  # the managers that the test builds find the device tried
+        try:
+            self_test(device)
+        except DeviceSelfTestError as error:
+            _failures[device] = error
+    failure = _failures[device]
+    if failure is not None:
+        raise failure

@@ -27,6 +27,7 @@ PUBLIC = """
     SinkWindow BoundedKVConfig BoundedKVSpec EngineResourceInfo Resource BoundedKVManager build available_backends
     Segment StreamPosition BoundedKVStep BucketKey SlotLease GraphSlotSpec StepContext AdmitOutcome ADMIT_OK
     AllocationFailed AdmitRuntimeError RowLayout BoundedPlan PLAN_VERSION NUMERICS_VERSION Session
+    self_test DeviceSelfTestError
 """.split()
 
 # One request through one step; formatted with a backend's name.
