@@ -101,9 +101,19 @@ def tree(x, N: tl.constexpr):
 
 
 @triton.jit
-def max_bits(x):
-    """The bits of the largest |element| of each vector of [N, D], as an integer: not a number beats infinity."""
-    return tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+def exponents(x, LEAST: tl.constexpr):
+    """The exponent of the largest element of each vector of [N, D], an integer from LEAST to 127; 128 if not finite.
+
+    It comes from the bits: as integers, those of infinity are above every number's, those of NaN above infinity's.
+    """
+    bits = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+    return tl.maximum((bits >> 23) - 127, LEAST)
+
+
+@triton.jit
+def scale_by(n):
+    """2^n for integers n from -126 to 127."""
+    return ((n + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -115,20 +125,12 @@ def halves(n):
 
 
 @triton.jit
-def fix(x):
-    """Write the vectors of [N, D] as integers of 16 bits and sign by their largest element's exponent.
+def fix(x, exponent):
+    """Write the vectors of [N, D] as integers of 16 bits and sign by their exponents: hi and lo [N, D].
 
-    Returns hi and lo [N, D], the exponent (a float) and whether the vector is finite [N]. A vector that is not is
-    written as zeros.
+    A vector that is not finite gets NaN in lo, so that every exact dot with it is NaN.
     """
-    bits = max_bits(x)
-    ok = bits < 0x7F800000
-    x = tl.where(ok[:, None], x, 0.0)
-    exponent = tl.where(ok, tl.maximum((bits >> 23) - 127, MIN_EXPONENT), MIN_EXPONENT)
-    scale = ((-exponent + (FIX_BITS + 127)) << 23).to(tl.float32, bitcast=True)
-    n = tl.fma(x, scale[:, None], MAGIC) - MAGIC
-    hi, lo = halves(n)
-    return hi, lo, exponent.to(tl.float32), ok
+    return halves(tl.fma(x, scale_by(-exponent + FIX_BITS)[:, None], MAGIC) - MAGIC)
 
 
 @triton.jit

@@ -10,13 +10,17 @@ import triton.language as tl
 from boundedkv import numerics
 from boundedkv import plan as fmt
 from boundedkv.fast.arithmetic import (
+    FLOAT32,
     INF,
+    MIN_EXPONENT,
+    MIN_IEEE_EXPONENT,
     TILE,
-    as_stored,
+    exponents,
     finish,
     fix,
     fold,
     load_float,
+    poisoned,
     store_float,
 )
 from boundedkv.fast.tiles import (
@@ -25,10 +29,14 @@ from boundedkv.fast.tiles import (
     SINK,
     SINK_SOURCE,
     bias_entries,
-    exact_tile,
-    ieee_tile,
+    exact_scores,
+    exact_values,
+    finite_values,
+    ieee_scores,
+    ieee_values,
     load_rows,
     locate,
+    overlay,
     retained_bounds,
     visible_pairs,
 )
@@ -143,12 +151,25 @@ def attention_kernel(
     q_index = query_head * q_strides[1] + t.to(tl.int64) * q_strides[2]
     q = load_rows(q_base, q_index, 1, q_strides[3], t < tokens, d, D, Q_TYPE)  # [Q, D]
     if not IEEE:
-        q_hi, q_lo, q_exponent, q_finite = fix(q)
+        q_exponent = exponents(q, MIN_EXPONENT)
+        q_hi, q_lo = fix(q, q_exponent)
 
     slot = tl.load(line_ptr + SLOT).to(tl.int64)
     pool_base = pool_ptr + slot * pool_strides[0] + row * pool_strides[1] + head * pool_strides[2]
     k_base = k_ptr + batch_row64 * k_strides[0] + head * k_strides[1]
     v_base = v_ptr + batch_row64 * v_strides[0] + head * v_strides[1]
+    if HAS_SOURCE:
+        source_s3, source_s4 = source_strides[3], source_strides[4]
+        shared = tl.maximum(source_index, 0).to(tl.int64)
+        source_base = source_ptr + shared * source_strides[0] + row * source_strides[1] + head * source_strides[2]
+    if HAS_ROW_SOURCE:
+        row_s3, row_s4 = row_source_strides[3], row_source_strides[4]
+        row_base = row_source_ptr + row * row_source_strides[1] + head * row_source_strides[2]
+        if source_index < 0:
+            row_slot = tl.load(row_slots_ptr + (batch_row // ROWS) * row_slots_stride).to(tl.int64)
+            row_base += row_slot * row_source_strides[0]
+    if HAS_BIAS:
+        bias_index = batch_row64 * bias_strides[0] + query_head * bias_strides[1] + t.to(tl.int64) * bias_strides[2]
 
     sink_end, low, last, sink_splits, window_split, num_splits = visible_range(
         length, window_low, sink, tokens, query_window, BLOCK_Q, G, CAUSAL
@@ -173,50 +194,47 @@ def attention_kernel(
                 s, length, sinks, window_low, ring_low, source_sinks, ring_start, straight, wrapped_start
             )
             in_own = (s >= length) & (s - length < tokens)
-            k = load_rows(pool_base, entry, pool_strides[3], 1, in_slot, d, D, POOL_TYPE)  # [J, D]
-            v = load_rows(pool_base + D, entry, pool_strides[3], 1, in_slot, d, D, POOL_TYPE)
-            if HAS_SOURCE:
-                base = source_ptr + tl.maximum(source_index, 0).to(tl.int64) * source_strides[0]
-                base += row * source_strides[1] + head * source_strides[2]
-                here = in_source & (source_index + tl.zeros_like(s) >= 0)
-                prefix_k = load_rows(base, s, source_strides[3], source_strides[4], here, d, D, SOURCE_TYPE)
-                base += D * source_strides[4]
-                prefix_v = load_rows(base, s, source_strides[3], source_strides[4], here, d, D, SOURCE_TYPE)
-                k = tl.where(here[:, None], prefix_k, k)
-                v = tl.where(here[:, None], prefix_v, v)
-            if HAS_ROW_SOURCE:
-                base = row_source_ptr + row * row_source_strides[1] + head * row_source_strides[2]
-                here = in_source & (source_index + tl.zeros_like(s) < 0)
-                if source_index < 0:
-                    row_slot = tl.load(row_slots_ptr + (batch_row // ROWS) * row_slots_stride).to(tl.int64)
-                    base += row_slot * row_source_strides[0]
-                prefix_k = load_rows(base, s, row_source_strides[3], row_source_strides[4], here, d, D, ROW_SOURCE_TYPE)
-                base += D * row_source_strides[4]
-                prefix_v = load_rows(base, s, row_source_strides[3], row_source_strides[4], here, d, D, ROW_SOURCE_TYPE)
-                k = tl.where(here[:, None], prefix_k, k)
-                v = tl.where(here[:, None], prefix_v, v)
-            if tile * TILE + (TILE - 1) >= length:
-                own_k = load_rows(k_base, s - length, k_strides[2], k_strides[3], in_own, d, D, K_TYPE)
-                own_v = load_rows(v_base, s - length, v_strides[2], v_strides[3], in_own, d, D, V_TYPE)
-                k = tl.where(in_own[:, None], as_stored(own_k, POOL_TYPE), k)
-                v = tl.where(in_own[:, None], as_stored(own_v, POOL_TYPE), v)
+            from_source = in_source & (source_index + tl.zeros_like(s) >= 0)
+            from_row_source = in_source & (source_index + tl.zeros_like(s) < 0)
+            has_own = tile * TILE + (TILE - 1) >= length
 
-            present = in_source | in_slot | in_own
-            distance = (length + t)[:, None] - s[None, :]  # [Q, J]
-            visible = visible_pairs(s, present, distance, sink, query_window, CAUSAL)
-            bias = 0.0
-            if HAS_BIAS:
-                bias_entry = bias_entries(s, t, distance, length, sinks, window_low, own_tokens, CAUSAL).to(tl.int64)
-                bias_index = query_head * bias_strides[1] + t.to(tl.int64) * bias_strides[2]
-                bias_base = bias_ptr + batch_row64 * bias_strides[0]
-                bias_offsets = bias_index[:, None] + bias_entry * bias_strides[3]
-                bias = load_float(bias_base + bias_offsets, visible & (t < tokens)[:, None], BIAS_TYPE)  # [Q, J]
-            if IEEE:
-                tile_m, tile_l, tile_e, tile_a = ieee_tile(q, k, v, bias, visible, factor, BLOCK_D, HAS_BIAS)
+            k = load_rows(pool_base, entry, pool_strides[3], 1, in_slot, d, D, POOL_TYPE)  # [J, D]
+            if HAS_SOURCE:
+                k = overlay(k, source_base, s, source_s3, source_s4, from_source, d, D, SOURCE_TYPE, FLOAT32)
+            if HAS_ROW_SOURCE:
+                k = overlay(k, row_base, s, row_s3, row_s4, from_row_source, d, D, ROW_SOURCE_TYPE, FLOAT32)
+            if has_own:
+                k = overlay(k, k_base, s - length, k_strides[2], k_strides[3], in_own, d, D, K_TYPE, POOL_TYPE)
+            if IEEE:  # noqa: SIM108
+                x = ieee_scores(q, k, BLOCK_D)  # [Q, J]
             else:
-                tile_m, tile_l, tile_e, tile_a = exact_tile(
-                    q_hi, q_lo, q_exponent, q_finite, k, v, bias, visible, factor, HAS_BIAS
-                )
+                x = exact_scores(q_hi, q_lo, q_exponent, k)  # [Q, J]
+
+            distance = (length + t)[:, None] - s[None, :]  # [Q, J]
+            visible = visible_pairs(s, in_source | in_slot | in_own, distance, sink, query_window, CAUSAL)
+            if HAS_BIAS:
+                bias_entry = bias_entries(s, t, distance, length, sinks, window_low, own_tokens, CAUSAL)
+                bias_offsets = bias_index[:, None] + bias_entry.to(tl.int64) * bias_strides[3]
+                bias = load_float(bias_ptr + bias_offsets, visible & (t < tokens)[:, None], BIAS_TYPE)  # [Q, J]
+                x = x + bias
+                visible = visible & (bias != -INF)
+
+            v = load_rows(pool_base + D, entry, pool_strides[3], 1, in_slot, d, D, POOL_TYPE)  # [J, D]
+            if HAS_SOURCE:
+                values = source_base + D * source_s4
+                v = overlay(v, values, s, source_s3, source_s4, from_source, d, D, SOURCE_TYPE, FLOAT32)
+            if HAS_ROW_SOURCE:
+                values = row_base + D * row_s4
+                v = overlay(v, values, s, row_s3, row_s4, from_row_source, d, D, ROW_SOURCE_TYPE, FLOAT32)
+            if has_own:
+                v = overlay(v, v_base, s - length, v_strides[2], v_strides[3], in_own, d, D, V_TYPE, POOL_TYPE)
+            v, v_exponent, v_finite = finite_values(v, MIN_IEEE_EXPONENT if IEEE else MIN_EXPONENT)
+            y = poisoned(x * factor, visible, v_finite[None, :])
+            if IEEE:
+                tile_m, tile_l, tile_e, tile_a = ieee_values(y, v, v_exponent)
+            else:
+                v_hi, v_lo = fix(v, v_exponent)
+                tile_m, tile_l, tile_e, tile_a = exact_values(y, v_hi, v_lo, v_exponent)
             part_m, part_l, part_e, part_a = fold(part_m, part_l, part_e, part_a, tile_m, tile_l, tile_e, tile_a)
         m, l, e, a = fold(m, l, e, a, part_m, part_l, part_e, part_a)  # noqa: E741
 

@@ -51,11 +51,7 @@ def attention_shape(head_dim: int, lanes: int, ieee: bool) -> Shape:
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     if ieee:
         return Shape(block_d, 1, 4)
-    if lanes <= 16:
-        return Shape(block_d, 16, 4)
-    if block_d <= 64:
-        return Shape(block_d, 64, 4)
-    return Shape(block_d, 32 if block_d == 128 else 16, 4 if block_d == 128 else 8)
+    return Shape(block_d, 16 if lanes <= 16 or block_d == 256 else 32, 4 if block_d <= 64 else 8)
 
 
 def attend(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs, ieee: bool) -> Tensor:
@@ -161,10 +157,12 @@ def write(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs) -> None:
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """Launch with fusion off: a fused multiply-add rounds once where the contract rounds twice.
 
+    One tile in flight: a second one costs more registers and shared memory than a multiprocessor has.
+
     The interpreter computes in numpy, which would warn of infinities that the contract has a meaning for.
     """
     with np.errstate(all="ignore"):
-        kernel[grid](*args, **constants, enable_fp_fusion=False)
+        kernel[grid](*args, **constants, num_stages=1, enable_fp_fusion=False)
 
 
 def _floats(tensor: Tensor) -> Tensor:

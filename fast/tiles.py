@@ -12,20 +12,20 @@ import triton.language as tl
 from boundedkv import plan as fmt
 from boundedkv.fast.arithmetic import (
     FIX_BITS,
-    INF,
     MAGIC,
-    MIN_IEEE_EXPONENT,
+    MIN_EXPONENT,
     TILE,
     WEIGHT_BITS,
+    as_stored,
     ceil,
     exact_dot,
     exp2,
+    exponents,
     fix,
     halves,
     load_float,
-    max_bits,
-    poisoned,
     power_of_two,
+    scale_by,
     tree,
     value_exponent,
 )
@@ -73,6 +73,16 @@ def load_rows(base_ptr, index, stride, d_stride, mask, d, D: tl.constexpr, DTYPE
 
 
 @triton.jit
+def overlay(
+    x, base_ptr, index, stride, d_stride, mask, d, D: tl.constexpr, DTYPE: tl.constexpr, HELD_TYPE: tl.constexpr
+):
+    """The vectors x [N, D], and where masked others instead, as elements of HELD_TYPE hold them."""
+    return tl.where(
+        mask[:, None], as_stored(load_rows(base_ptr, index, stride, d_stride, mask, d, D, DTYPE), HELD_TYPE), x
+    )
+
+
+@triton.jit
 def visible_pairs(s, present, distance, sink, query_window, CAUSAL: tl.constexpr):
     """Which of the present positions s [J] each query sees, `distance` [Q, J] before it: [Q, J]."""
     visible = present[None, :] & (distance == distance)
@@ -91,17 +101,33 @@ def bias_entries(s, t, distance, length, sinks, low, own_tokens, CAUSAL: tl.cons
 
 
 @triton.jit
-def ieee_tile(q, k, v, bias, visible, factor, D: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """One tile for one query, every operation a binary32 operation: m, l, e [1] and a [1, D]."""
-    x = tree(q * k, D)[None, :]  # [1, J]
-    if HAS_BIAS:
-        x = x + bias
-        visible = visible & (bias != -INF)
-    v_bits = max_bits(v)
-    v_finite = v_bits < 0x7F800000
-    v = tl.where(v_finite[:, None], v, 0.0)
-    v_exponent = tl.where(v_finite, tl.maximum((v_bits >> 23) - 127, MIN_IEEE_EXPONENT), MIN_IEEE_EXPONENT)
-    y = poisoned(x * factor, visible, v_finite[None, :])
+def ieee_scores(q, k, D: tl.constexpr):
+    """Scores [1, J] of one query, every operation a binary32 operation."""
+    return tree(q * k, D)[None, :]
+
+
+@triton.jit
+def exact_scores(q_hi, q_lo, q_exponent, k):
+    """Scores [Q, J] in 16-bit fixed point, for tensor cores; NaN where a vector is not finite."""
+    k_exponent = exponents(k, MIN_EXPONENT)
+    k_hi, k_lo = fix(k, k_exponent)
+    x = exact_dot(q_hi, q_lo, tl.trans(k_hi), tl.trans(k_lo))
+    x = x * scale_by(tl.minimum(q_exponent - 11, 0))[:, None]
+    x = x * scale_by(k_exponent - 11)[None, :]
+    return x * scale_by(tl.maximum(q_exponent - 11, 0))[:, None]
+
+
+@triton.jit
+def finite_values(v, LEAST: tl.constexpr):
+    """The values [J, D] with vectors that are not finite zeroed, their exponents and which are finite [J]."""
+    exponent = exponents(v, LEAST)
+    ok = exponent < 128
+    return tl.where(ok[:, None], v, 0.0), tl.where(ok, exponent, LEAST), ok
+
+
+@triton.jit
+def ieee_values(y, v, v_exponent):
+    """Weights and weighted values of one query, every operation a binary32 operation: m, l, e [1] and a [1, D]."""
     m = ceil(tl.max(y, 1))
     z = y - m[:, None]
     p = exp2(z, True)  # [1, J]
@@ -112,24 +138,14 @@ def ieee_tile(q, k, v, bias, visible, factor, D: tl.constexpr, HAS_BIAS: tl.cons
 
 
 @triton.jit
-def exact_tile(q_hi, q_lo, q_exponent, q_finite, k, v, bias, visible, factor, HAS_BIAS: tl.constexpr):
-    """One tile in 16-bit fixed point, for tensor cores: m, l, e [Q] and a [Q, D]."""
-    k_hi, k_lo, k_exponent, k_finite = fix(k)
-    x = exact_dot(q_hi, q_lo, tl.trans(k_hi), tl.trans(k_lo))  # [Q, J]
-    x = x * power_of_two(tl.minimum(q_exponent - 11.0, 0.0))[:, None]
-    x = x * power_of_two(k_exponent - 11.0)[None, :]
-    x = x * power_of_two(tl.maximum(q_exponent - 11.0, 0.0))[:, None]
-    if HAS_BIAS:
-        x = x + bias
-        visible = visible & (bias != -INF)
-    v_hi, v_lo, v_exponent, v_finite = fix(v)
-    y = poisoned(x * factor, visible, q_finite[:, None] & (k_finite & v_finite)[None, :])
+def exact_values(y, v_hi, v_lo, v_exponent):
+    """Weights and weighted values in 16-bit fixed point, for tensor cores: m, l, e [Q] and a [Q, D]."""
     m = ceil(tl.max(y, 1))
     z = y - m[:, None]
     p = exp2(z, False)  # [Q, J]
     l = tl.sum(tl.fma(p, 65536.0, MAGIC) - MAGIC, 1)  # noqa: E741
-    g = value_exponent(z, v_exponent)
-    weighted = p * power_of_two(v_exponent)[None, :]
+    g = value_exponent(z, v_exponent.to(tl.float32))
+    weighted = p * scale_by(v_exponent)[None, :]
     fixed = tl.fma(weighted, power_of_two(-g + WEIGHT_BITS)[:, None], MAGIC) - MAGIC
     p_hi, p_lo = halves(fixed)
     return m, l, g + (8 - FIX_BITS), exact_dot(p_hi, p_lo, v_hi, v_lo)
