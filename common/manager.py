@@ -165,6 +165,7 @@ class BoundedKVManager(Resource):
         Raises:
             RuntimeError: there is none yet.
         """
+        self._check_open()
         if self._current is None:
             raise RuntimeError("no step is planned yet; call plan first")
         return self._current

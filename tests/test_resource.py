@@ -127,6 +127,12 @@ def test_lifecycle_calls_from_several_threads(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_no_plan_is_current_before_the_first(backend):
+    with pytest.raises(RuntimeError, match="no step is planned yet; call plan first"):
+        _ = build(CONFIG, backend=backend).current
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_after_cleanup_every_call_says_so(backend):
     manager = build(CONFIG, backend=backend)
     manager.cleanup()
@@ -139,6 +145,7 @@ def test_after_cleanup_every_call_says_so(backend):
         lambda: manager.rollback_admit(step, ctx),
         lambda: manager.layer(0),
         lambda: manager.free_slots,
+        lambda: manager.current,
         lambda: manager.holds("a"),
         lambda: manager.ingest_request("a"),
         lambda: manager.remove_request("a"),
@@ -152,8 +159,6 @@ def test_after_cleanup_every_call_says_so(backend):
     ):
         with pytest.raises(RuntimeError, match="the manager was cleaned up; build another"):
             call()
-    with pytest.raises(RuntimeError, match="no step is planned yet"):
-        _ = manager.current
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
