@@ -1,0 +1,6 @@
+"""The oracle: managers held to one another, for this project's tests and for anybody's own manager."""
+
+from boundedkv.testing.compare import differences
+from boundedkv.testing.differential import CASES, Difference, Pair
+
+__all__ = ["CASES", "Difference", "Pair", "differences"]
