@@ -10,7 +10,10 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from boundedkv.sizing import declare_size
+
 DEMO_NEEDS = frozenset({"matplotlib", "rich"})
+PICTURES = (".svg", ".png", ".pdf")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m boundedkv", description="A bounded KV cache, seen at work.")
     subcommands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
     declare_demo(subcommands.add_parser("demo", help="read real text through both backends and compare every bit"))
+    declare_size(subcommands.add_parser("size", help="say what memory a pool takes"))
     options = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)
@@ -36,13 +40,26 @@ def declare_demo(parser: argparse.ArgumentParser) -> None:
         "A small character model reads the standard library's docstrings through both backends at once. Exit status 0 "
         "only if every output, plan and slot had equal bits."
     )
-    parser.add_argument("--out", type=Path, default=Path("boundedkv-demo.svg"), help="the picture (%(default)s)")
+    parser.add_argument("--out", type=_picture, default=Path("boundedkv-demo.svg"), help="the picture (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few steps only, to see that it runs")
     parser.set_defaults(run=run_demo)
 
 
+def _picture(word: str) -> Path:
+    """Where a picture can be written, as far as one can tell before it is drawn."""
+    file = Path(word)
+    if file.suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{word} should end in {', '.join(PICTURES)}")
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"no folder {file.parent}")
+    return file
+
+
 def run_demo(options: argparse.Namespace) -> int:
     """Run `demo`; 2 if what it shows itself with is not installed."""
+    import torch
+
+    torch.set_num_threads(1)  # the tensors are tiny: more threads would only wait for one another
     try:
         from boundedkv.demo.main import demo
     except ModuleNotFoundError as error:
