@@ -103,8 +103,8 @@ def _compare(place: str, expected: Tensor, got: Tensor, device: torch.device) ->
     first = tuple((expected_bits != got_bits).nonzero()[0].tolist())
     raise DeviceSelfTestError(
         f"{device} does not compute as numerics version {NUMERICS_VERSION} says: {place}, element {list(first)} is "
-        f"{got[first].item()} (0x{got_bits[first].item() & 0xFFFFFFFF:08x}), but should be "
-        f"{expected[first].item()} (0x{expected_bits[first].item() & 0xFFFFFFFF:08x})"
+        f"{got[first].item()} (0x{int(got_bits[first]) & 0xFFFFFFFF:08x}), but should be "
+        f"{expected[first].item()} (0x{int(expected_bits[first]) & 0xFFFFFFFF:08x})"
     )
 
 
