@@ -91,8 +91,8 @@ class BoundedKVConfig:
                 raise ValueError(
                     f"num_query_heads is {self.num_query_heads}, but should be a multiple of num_heads {self.num_heads}"
                 )
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale is {self.scale}, but should be finite")
+        if self.scale is not None and not _is_scale(self.scale):
+            raise ValueError(f"scale is {self.scale!r}, but should be finite, in float32 and times log2(e) too")
         if not isinstance(self.reverse_step_order, bool):
             raise ValueError(f"reverse_step_order is {self.reverse_step_order!r}, but should be True or False")
         if not callable(self.retention) and not isinstance(self.retention, SinkWindow):
@@ -192,6 +192,11 @@ class BoundedKVSpec:
         """
         if max_slots is not None:
             self.config = dataclasses.replace(self.config, max_slots=max_slots)
+
+
+def _is_scale(scale: object) -> bool:
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    return is_number and abs(scale * math.log2(math.e)) <= torch.finfo(torch.float32).max
 
 
 def _require_int(name: str, value: object, least: int, most: int | None = None) -> None:

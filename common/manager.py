@@ -189,6 +189,9 @@ class BoundedKVManager(Resource):
         step's own keys and values take part as the slots hold them: rounded to the slots' element type. No gradient
         is recorded.
 
+        A step can be attended again, after an error say, as long as its span is within the config's `spare`. Beyond
+        that its first attempt has overwritten ring entries that the second would read: rewind, which refuses then.
+
         Shapes: B rows of the plan, rows = `rows_per_request`, Hq query heads, H key/value heads, T own tokens a row,
         D = `head_dim`. Every tensor may be float32, float16 or bfloat16 and have any strides.
 

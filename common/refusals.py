@@ -45,9 +45,11 @@ def stale_commit(request_id: str, position: StreamPosition, span: int, known: in
 
 def cannot_rewind(request_id: str, declared: int, known: int, spare: int, reach: int) -> ValueError:
     """A rewind past what the spare ring entries still hold."""
+    least = max(0, reach - spare)
+    possible = f"should be from {least} to {known}" if least <= known else "no rewind is possible"
     return ValueError(
-        f"written is {declared} for request {request_id!r}, but should be from {max(0, reach - spare)} to {known}: "
-        f"steps were planned up to {reach} written and spare is {spare}"
+        f"written is {declared} for request {request_id!r}, but {possible}: {known} are committed, steps were planned "
+        f"up to {reach}, and spare is {spare}"
     )
 
 

@@ -38,6 +38,8 @@ BAD_SETTINGS = [
     ({"num_query_heads": 0}, "num_query_heads is 0, but should be an integer at least 1"),
     ({"scale": float("nan")}, "scale is nan, but should be finite"),
     ({"scale": float("-inf")}, "scale is -inf, but should be finite"),
+    ({"scale": 1e39}, r"scale is 1e\+39, but should be finite, in float32"),
+    ({"scale": True}, "scale is True, but should be finite"),
     ({"scale": "1"}, "scale is '1', but should be"),
     ({"reverse_step_order": 1}, "reverse_step_order is 1, but should be True or False"),
     (

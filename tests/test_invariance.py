@@ -214,3 +214,15 @@ def test_heads_rows_and_groups_are_independent(backend, ieee):
         line = slice(row, row + 1)
         mine = Own(own.q[line, head : head + 1], *(x[line, head // 2 : head // 2 + 1] for x in own[1:]))
         assert_same(single.stream(mine, [2, 1], ieee=ieee), out[line, :, head : head + 1], f"row {row}, head {head}:")
+
+
+@on_both
+def test_a_group_may_lie_in_two_programs(backend):
+    """24 tokens of 3 query heads are 72 lanes: with 64 of them to a program, a token's heads do not stay together."""
+    settings = {"retention": SinkWindow(1, 5), "query_window": 5, "num_query_heads": 3}
+    drive, single = Drive(backend, **settings), Drive("reference", **settings | {"num_query_heads": 1})
+    own = random_own(drive.config, 26)
+    out = drive.stream(own, [2, 24])
+    for head in range(3):
+        mine = own._replace(q=own.q[:, head : head + 1])
+        assert_same(out[:, :, head : head + 1], single.stream(mine, [26], rid=f"head {head}"), f"head {head}:")
