@@ -22,7 +22,7 @@ help:  ## print this list
 setup: $(STAMP)  ## make the virtual environment and install the package into it, editable
 
 $(STAMP): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Python 3.11 to 3.13 is needed: make PYTHON=...")'
 	@echo "Installing PyTorch, Triton and the package into $(VENV): once, a minute or more."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install '$(TORCH)'
@@ -47,5 +47,5 @@ tree:
 	@ln -s $(CURDIR)/common/* $(CURDIR)/reference $(CURDIR)/fast $(TREE)/boundedkv/
 
 clean:  ## remove the virtual environment and everything built
-	rm -rf $(VENV) build dist boundedkv.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist boundedkv.egg-info boundedkv-demo.svg .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find common reference fast tests -name __pycache__ -prune -exec rm -rf {} +

@@ -207,7 +207,7 @@ class BoundedKVManager(Resource):
                 [B * rows, Hq, T, R], R >= max_retained + 2T - 1, entry `(m + t) - j + T - 1` for query t and the
                 key of index j among the m retained and then the own ones. With one [B * rows, Hq, T, W + 1], entry =
                 distance.
-            ieee: every operation a binary32 operation, instead of exact dots of 16-bit fixed-point numbers.
+            ieee: plain binary32 with sums in a stated tree, instead of exact dots of 16-bit fixed-point numbers.
             row_source: (storage [slots, rows, H, L, 2D], slots [>= B] int32 or int64), the prefixes of rows whose
                 source is -1.
 
@@ -373,11 +373,13 @@ class BoundedKVManager(Resource):
     # The engine around it.
 
     def build_accelerator_graph_buffers(self, slots: Sequence[GraphSlotSpec], max_bs: int, max_seq_len: int) -> None:
-        """Size the tables that captured graphs read. Grows to the largest shape asked for, never moves a table in use.
+        """Make the tables that captured graphs read: one a lease, of its bucket's rows, at an address that stays.
+
+        Harmless when repeated: a lease that has its table keeps it.
 
         Args:
             slots: the buffers that are going to be leased.
-            max_bs: rows of the largest batch.
+            max_bs: rows of the largest batch; a table is as long as its own bucket says.
             max_seq_len: own tokens a row of the longest step; a table's size does not depend on it.
 
         Raises:
@@ -391,7 +393,7 @@ class BoundedKVManager(Resource):
                 raise ValueError(f"{name} is {size!r}, but should be an integer at least 1")
         with self._lock:
             self._check_open()
-            self._build_graph_buffers(slots, max_bs)
+            self._build_graph_buffers(slots)
 
     def post_warmup_validate(self) -> None:
         """Check that all ranks have the same number of free slots. Every rank of the process group must call it.
@@ -477,7 +479,7 @@ class BoundedKVManager(Resource):
     def _layer(self, layer_idx: int) -> Tensor: ...
 
     @abstractmethod
-    def _build_graph_buffers(self, slots: Sequence[GraphSlotSpec], max_bs: int) -> None: ...
+    def _build_graph_buffers(self, slots: Sequence[GraphSlotSpec]) -> None: ...
 
     @abstractmethod
     def _cleanup(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The constants of the numerics contract: change one, and the bits of every result change.
+"""The constants of the numerics contract: change one, and bits of results may change.
 
 Both backends read them here and compute with them on their own. `NUMERICS_VERSION` names the whole contract, which
 `docs/numerics.md` tells in words.
@@ -21,7 +21,7 @@ SPLIT = TILE * TILES_PER_SPLIT
 # Exact dots hold for this many products of two fixed-point vectors: 256 * 256 * 256 = 2**24.
 MAX_HEAD_DIM = 256
 
-# A vector is fixed with 16 bits below the exponent of its largest element, which is not taken lower than this.
+# A vector is fixed with 15 bits below the exponent of its largest element, which is not taken lower than this.
 FIX_BITS = 15
 MIN_EXPONENT = -100
 # In the ieee path the exponent of a value vector only keeps sums in range; 2**(it - 1) must be a normal number.

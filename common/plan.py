@@ -114,7 +114,7 @@ EMPTY_ROW: Row = (0, RowLayout(0, 0, 0, (NO_READ,) * NUM_READS, (NO_WRITE,) * NU
 
 
 class BoundedPlan(NamedTuple):
-    """One step's layout. Immutable; an engine passes it on without looking inside.
+    """One step's layout, which an engine passes on without looking inside. Only the table of a lease ever changes.
 
     Attributes:
         table: int32 [>= rows, ROW_INTS] on the manager's device, one line per row of the batch (a request, or a

@@ -7,6 +7,7 @@ its product is exact.
 Shapes: Q queries, J = 64 positions of a tile, D elements of a vector, padded to a power of two.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -28,9 +29,10 @@ MIN_EXPONENT: tl.constexpr = tl.constexpr(numerics.MIN_EXPONENT)
 MIN_IEEE_EXPONENT: tl.constexpr = tl.constexpr(numerics.MIN_IEEE_EXPONENT)
 FIX_BITS: tl.constexpr = tl.constexpr(numerics.FIX_BITS)
 WEIGHT_BITS: tl.constexpr = tl.constexpr(numerics.WEIGHT_BITS)
-NAN_FLOAT32: tl.constexpr = tl.constexpr(0x7FC00000)
-NAN_FLOAT16: tl.constexpr = tl.constexpr(0x7E00)
-NAN_BFLOAT16: tl.constexpr = tl.constexpr(0x7FC0)
+WEIGHT_UNITS: tl.constexpr = tl.constexpr(2.0**numerics.WEIGHT_BITS)
+NAN_FLOAT32: tl.constexpr = tl.constexpr(numerics.NAN_BITS[torch.float32])
+NAN_FLOAT16: tl.constexpr = tl.constexpr(numerics.NAN_BITS[torch.float16])
+NAN_BFLOAT16: tl.constexpr = tl.constexpr(numerics.NAN_BITS[torch.bfloat16])
 
 C1: tl.constexpr = tl.constexpr(numerics.EXP2_EXACT[1])
 C2: tl.constexpr = tl.constexpr(numerics.EXP2_EXACT[2])
@@ -111,8 +113,8 @@ def exponents(x, LEAST: tl.constexpr):
 
 
 @triton.jit
-def scale_by(n):
-    """2^n for integers n from -126 to 127."""
+def exp2_int(n):
+    """2^n for int32 n from -126 to 127: `power_of_two` without its guards."""
     return ((n + 127) << 23).to(tl.float32, bitcast=True)
 
 
@@ -130,7 +132,7 @@ def fix(x, exponent):
 
     A vector that is not finite gets NaN in lo, so that every exact dot with it is NaN.
     """
-    return halves(tl.fma(x, scale_by(-exponent + FIX_BITS)[:, None], MAGIC) - MAGIC)
+    return halves(tl.fma(x, exp2_int(-exponent + FIX_BITS)[:, None], MAGIC) - MAGIC)
 
 
 @triton.jit

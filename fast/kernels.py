@@ -194,8 +194,9 @@ def attention_kernel(
                 s, length, sinks, window_low, ring_low, source_sinks, ring_start, straight, wrapped_start
             )
             in_own = (s >= length) & (s - length < tokens)
-            from_source = in_source & (source_index + tl.zeros_like(s) >= 0)
-            from_row_source = in_source & (source_index + tl.zeros_like(s) < 0)
+            index = source_index + tl.zeros_like(s)  # the interpreter's `&` wants a mask of the same shape
+            from_source = in_source & (index >= 0)
+            from_row_source = in_source & (index < 0)
             has_own = tile * TILE + (TILE - 1) >= length
 
             k = load_rows(pool_base, entry, pool_strides[3], 1, in_slot, d, D, POOL_TYPE)  # [J, D]

@@ -65,7 +65,7 @@ def attend(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs, ieee: boo
     shape = attention_shape(head_dim, own_tokens * group, ieee)
     blocks = _cdiv(own_tokens * group, shape.block_q)
     programs = batch_rows * config.num_heads * blocks
-    # The sinks and the window each touch one split more than they fill.
+    # The sinks and the window fill splits apart, and the window may begin inside one.
     splits = _cdiv(plan.max_retained + own_tokens, SPLIT) + 2
     by_split = splits > 3 and programs < _ENOUGH_PROGRAMS
     storage, row_slots = row_source if row_source is not None else (None, None)

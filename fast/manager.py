@@ -19,7 +19,7 @@ from boundedkv.fast import launch
 from boundedkv.fast.planner import Batch, Ints, Planner
 from boundedkv.fast.runtime import require_device
 from boundedkv.manager import BoundedKVManager
-from boundedkv.plan import ALL_TOKENS, READS, ROW_INTS, SINK_SOURCE, WINDOW_SOURCE, WRITES, BoundedPlan, decode
+from boundedkv.plan import ALL_TOKENS, READS, ROW_INTS, SINK_SOURCE, SOURCE, WINDOW_SOURCE, WRITES, BoundedPlan, decode
 from boundedkv.step import (
     ADMIT_OK,
     AdmitOutcome,
@@ -189,8 +189,8 @@ class FastManager(BoundedKVManager):
             rows=decode(lines),
             max_retained=int(lengths.sum(1).max(initial=0)),
             max_span=int(declared.span.max(initial=0)),
-            reads_source=bool((reads & (lines[:, 1] >= 0)).any()),
-            reads_row_source=bool((reads & (lines[:, 1] < 0)).any()),
+            reads_source=bool((reads & (lines[:, SOURCE] >= 0)).any()),
+            reads_row_source=bool((reads & (lines[:, SOURCE] < 0)).any()),
         )
 
     def _raise_not_admitted(self, declared: Declared, ctx: StepContext) -> None:
@@ -317,7 +317,7 @@ class FastManager(BoundedKVManager):
 
     # The engine around it.
 
-    def _build_graph_buffers(self, slots: Sequence[GraphSlotSpec], max_bs: int) -> None:
+    def _build_graph_buffers(self, slots: Sequence[GraphSlotSpec]) -> None:
         for bucket, slot in slots:
             self._lease_table(SlotLease(slot, bucket))
 

@@ -16,16 +16,17 @@ from boundedkv.fast.arithmetic import (
     MIN_EXPONENT,
     TILE,
     WEIGHT_BITS,
+    WEIGHT_UNITS,
     as_stored,
     ceil,
     exact_dot,
     exp2,
+    exp2_int,
     exponents,
     fix,
     halves,
     load_float,
     power_of_two,
-    scale_by,
     tree,
     value_exponent,
 )
@@ -41,7 +42,10 @@ RING_WRAPPED: tl.constexpr = tl.constexpr(fmt.READS + 2 * fmt.RING_WRAPPED)
 
 @triton.jit
 def retained_bounds(line_ptr):
-    """The retained stream positions of a row: the sinks [0, sinks), the window [low, length), its ring part's start."""
+    """The retained stream positions of a row: [0, sinks) and [low, length), those from ring_low on in the ring.
+
+    Returns length, sinks, low, ring_low.
+    """
     length = tl.load(line_ptr + LENGTH)
     sinks = tl.load(line_ptr + SINK_SOURCE + 1) + tl.load(line_ptr + SINK_SLOT + 1)
     ring_low = length - tl.load(line_ptr + RING + 1) - tl.load(line_ptr + RING_WRAPPED + 1)
@@ -85,7 +89,7 @@ def overlay(
 @triton.jit
 def visible_pairs(s, present, distance, sink, query_window, CAUSAL: tl.constexpr):
     """Which of the present positions s [J] each query sees, `distance` [Q, J] before it: [Q, J]."""
-    visible = present[None, :] & (distance == distance)
+    visible = present[None, :] & (distance == distance)  # true: it lends its shape
     if CAUSAL:
         visible = visible & (distance >= 0) & ((distance <= query_window) | (s < sink)[None, :])
     return visible
@@ -112,9 +116,9 @@ def exact_scores(q_hi, q_lo, q_exponent, k):
     k_exponent = exponents(k, MIN_EXPONENT)
     k_hi, k_lo = fix(k, k_exponent)
     x = exact_dot(q_hi, q_lo, tl.trans(k_hi), tl.trans(k_lo))
-    x = x * scale_by(tl.minimum(q_exponent - 11, 0))[:, None]
-    x = x * scale_by(k_exponent - 11)[None, :]
-    return x * scale_by(tl.maximum(q_exponent - 11, 0))[:, None]
+    x = x * exp2_int(tl.minimum(q_exponent - 11, 0))[:, None]
+    x = x * exp2_int(k_exponent - 11)[None, :]
+    return x * exp2_int(tl.maximum(q_exponent - 11, 0))[:, None]
 
 
 @triton.jit
@@ -143,9 +147,9 @@ def exact_values(y, v_hi, v_lo, v_exponent):
     m = ceil(tl.max(y, 1))
     z = y - m[:, None]
     p = exp2(z, False)  # [Q, J]
-    l = tl.sum(tl.fma(p, 65536.0, MAGIC) - MAGIC, 1)  # noqa: E741
+    l = tl.sum(tl.fma(p, WEIGHT_UNITS, MAGIC) - MAGIC, 1)  # noqa: E741
     g = value_exponent(z, v_exponent.to(tl.float32))
-    weighted = p * scale_by(v_exponent)[None, :]
+    weighted = p * exp2_int(v_exponent)[None, :]
     fixed = tl.fma(weighted, power_of_two(-g + WEIGHT_BITS)[:, None], MAGIC) - MAGIC
     p_hi, p_lo = halves(fixed)
     return m, l, g + (8 - FIX_BITS), exact_dot(p_hi, p_lo, v_hi, v_lo)

@@ -36,7 +36,10 @@ INF = float("inf")
 
 
 class Partial(NamedTuple):
-    """Softmax over some of the keys: the weights are relative to 2^m, their sum is l, of the values it is a * 2^e."""
+    """Softmax over some of the keys: the weights are relative to 2^m, their sum is l, of the values it is a * 2^e.
+
+    In the exact path l and a are 2^16 times that.
+    """
 
     m: Tensor  # [..., T, 1], an integer; -inf: no key seen, +inf: poisoned
     l: Tensor  # [..., T, 1]  # noqa: E741
@@ -57,11 +60,12 @@ def attend(
         visible: [T, N] bool: which keys a query sees.
         bias: [..., T, N] added to the dot product, -inf masks; None for none.
         scale: factor on the scores.
-        ieee: every operation a binary32 operation.
+        ieee: plain binary32 and sums in a tree, instead of 16-bit fixed point.
 
     Returns:
         [..., T, D] float32, zeros where a query sees no key, NaN where it sees a poisoned pair.
     """
+    factor = torch.tensor(score_factor(scale), device=q.device)
     total = nothing_seen(q)
     for split in (positions // SPLIT).unique().tolist():
         part = nothing_seen(q)
@@ -74,7 +78,7 @@ def attend(
                 k=spread(k[..., here, :], lanes, dim=-2),  # [..., J, D]
                 bias=tile_bias,  # [..., T, J]
                 visible=spread(visible[:, here], lanes, dim=-1),  # [T, J]
-                factor=torch.tensor(score_factor(scale), device=q.device),
+                factor=factor,
             )
             tile_v = spread(v[..., here, :], lanes, dim=-2)  # [..., J, D]
             part = fold(part, ieee_tile(scores, tile_v) if ieee else exact_tile(scores, tile_v))
@@ -106,12 +110,12 @@ def spread(x: Tensor, lanes: Tensor, dim: int) -> Tensor:
 
 
 def ieee_tile(scores: Scores, v: Tensor) -> Partial:
-    """One tile, every operation a binary32 operation."""
+    """One tile in plain binary32, sums in a tree."""
     x = tree(scores.q[..., :, None, :] * scores.k[..., None, :, :])  # [..., T, J]
     v_finite = finite(v)  # [..., J, 1]
     v = torch.where(v_finite, v, 0.0)
     v_exponent = exponent_of(v).clamp(min=MIN_IEEE_EXPONENT)  # [..., J, 1]
-    y = poisoned(x, scores, v_finite)
+    y = log2_scores(x, scores, v_finite)
     m = y.amax(-1, keepdim=True).ceil()  # [..., T, 1]
     z = y - m
     p = exp2(z, EXP2_IEEE)  # [..., T, J]
@@ -132,7 +136,7 @@ def exact_tile(scores: Scores, v: Tensor) -> Partial:
     x = x * power_of_two(q_shift.clamp(min=0))
     x = torch.where(q_finite & k_finite.mT, x, torch.nan)
     v_hi, v_lo, v_exponent, v_finite = fix(v)  # [..., J, D], [..., J, 1]
-    y = poisoned(x, scores, v_finite)
+    y = log2_scores(x, scores, v_finite)
     m = y.amax(-1, keepdim=True).ceil()  # [..., T, 1]
     z = y - m
     p = exp2(z, EXP2_EXACT)  # [..., T, J]
@@ -144,8 +148,8 @@ def exact_tile(scores: Scores, v: Tensor) -> Partial:
     return Partial(m, l, g + (8 - FIX_BITS), a)
 
 
-def poisoned(x: Tensor, scores: Scores, v_finite: Tensor) -> Tensor:
-    """Scores in base-2 logarithms: -inf for pairs not seen, +inf for pairs that poison their query."""
+def log2_scores(x: Tensor, scores: Scores, v_finite: Tensor) -> Tensor:
+    """Scores with bias, in base-2 logarithms: -inf for pairs not seen, +inf for pairs that poison their query."""
     visible = scores.visible
     if scores.bias is not None:
         x = x + scores.bias

@@ -246,8 +246,8 @@ class ReferenceManager(BoundedKVManager):
         visible = (t < layout.tokens).expand_as(distance)
         if c.query_window is not None:
             near = (distance >= 0) & (distance <= c.query_window)
-            sink = (positions < layout.sink) & (distance >= 0)
-            visible = visible & (near | sink)
+            is_sink = (positions < layout.sink) & (distance >= 0)
+            visible = visible & (near | is_sink)
         bias = None
         if rel_bias is not None:
             j = torch.arange(len(positions), device=q.device)
@@ -268,9 +268,9 @@ class ReferenceManager(BoundedKVManager):
 
     def _write(self, slot: Tensor, layout: RowLayout, own: Tensor) -> None:
         """The surviving part of a row's span into its slot [rows, H, cap, 2D]."""
-        step = -1 if self.config.reverse_step_order else 1
+        stride = -1 if self.config.reverse_step_order else 1
         for token, start, length in layout.writes:
-            tokens = [token + step * i for i in range(length)]
+            tokens = [token + stride * i for i in range(length)]
             slot[:, :, start : start + length] = own[:, :, tokens]
 
     def _commit(self, step: BoundedKVStep, ctx: StepContext) -> None:
@@ -353,7 +353,7 @@ class ReferenceManager(BoundedKVManager):
 
     # The engine around it.
 
-    def _build_graph_buffers(self, slots: Sequence[GraphSlotSpec], max_bs: int) -> None:
+    def _build_graph_buffers(self, slots: Sequence[GraphSlotSpec]) -> None:
         for bucket, slot in slots:
             self._table(SlotLease(slot, bucket), num_rows=0)
 

@@ -28,6 +28,8 @@ def say_start(console: Console, model: CharModel, pair: Pair, streams: Sequence[
         "They join and leave at different times, in chunks and letter by letter, in one ragged batch.\n"
         f"Every call goes to both managers: {left}, {right}."
     )
+    if pair.right.device.type == "cpu":
+        console.print("Without a GPU Triton's interpreter runs the kernels: about a minute on two free cores.")
 
 
 def say_equal(console: Console, pair: Pair, record: Record) -> None:
@@ -54,7 +56,7 @@ def say_quality(console: Console, model: CharModel, kept: SinkWindow, streams: S
     unseen = torch.cat([each[:1] for each in texts] if quick else texts)
     length, places = STREAM_LENGTH - 1, kept.sink + kept.window
     console.print(
-        f"Bits per character over {len(unseen) * length:,} unseen characters, in streams of {length}\n"
+        f"Bits per character (fewer is better) over {len(unseen) * length:,} unseen characters, in streams of {length}\n"
         "  (plain PyTorch attention with the mask that each cache means):"
     )
     for name, attend in (
@@ -65,7 +67,7 @@ def say_quality(console: Console, model: CharModel, kept: SinkWindow, streams: S
         console.print(f"  {name:<28}{bits_per_character(model, unseen, attend):.3f}")
     share = share_on_first(model, unseen[:: len(unseen) // len(texts)], after=places)
     console.print(
-        f"  Heads rest {share:.0%} of their attention on a stream's first entry, which the window alone loses."
+        f"  On average heads rest {share:.0%} of their attention on a stream's first entry, which the window alone loses."
     )
 
     read = sum(each.written for each in streams)
@@ -90,6 +92,6 @@ def say_memory(console: Console, config: BoundedKVConfig, record: Record) -> Non
     entry = config.slot_bytes // config.slot_tokens
     console.print(
         f"Held: {config.max_slots * config.slot_bytes:,} bytes in {config.max_slots} slots, however long the streams. "
-        f"A growing cache held {record.peak * entry:,}\n  in this run's fullest step and "
-        f"{config.max_slots * STREAM_LENGTH * entry:,} for {config.max_slots} streams of {STREAM_LENGTH}, and goes on."
+        f"A growing cache would have held {record.peak * entry:,}\n  in this run's fullest step, would hold "
+        f"{config.max_slots * STREAM_LENGTH * entry:,} for {config.max_slots} streams of {STREAM_LENGTH}, and grow on."
     )
