@@ -195,8 +195,9 @@ class BoundedKVSpec:
 
 
 def _is_scale(scale: object) -> bool:
-    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
-    return is_number and abs(scale * math.log2(math.e)) <= torch.finfo(torch.float32).max
+    if not isinstance(scale, int | float) or isinstance(scale, bool):
+        return False
+    return abs(scale * math.log2(math.e)) <= torch.finfo(torch.float32).max
 
 
 def _require_int(name: str, value: object, least: int, most: int | None = None) -> None:

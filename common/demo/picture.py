@@ -107,7 +107,8 @@ def draw(turns: Sequence[Turn], config: BoundedKVConfig, file: Path) -> None:
     figure.supxlabel(
         f"Drawn from the {len(turns)} plans of the run. The {config.sink_capacity} sinks are written once and stay. "
         f"The ring's {config.ring_capacity} places are overwritten in place, oldest first:\n"
-        "each later edge is one more turn of it. White: nothing written yet. A slot is never larger than this, however long its stream.",
+        "each edge after the first is one more turn of it. White: nothing written yet. "
+        "A slot is never larger than this, however long its stream.",
         fontsize=9,
     )
     figure.savefig(file)

@@ -56,7 +56,7 @@ def say_quality(console: Console, model: CharModel, kept: SinkWindow, streams: S
     unseen = torch.cat([each[:1] for each in texts] if quick else texts)
     length, places = STREAM_LENGTH - 1, kept.sink + kept.window
     console.print(
-        f"Bits per character (fewer is better) over {len(unseen) * length:,} unseen characters, in streams of {length}\n"
+        f"Bits per character, fewer is better, over {len(unseen) * length:,} unseen ones in streams of {length}\n"
         "  (plain PyTorch attention with the mask that each cache means):"
     )
     for name, attend in (
@@ -67,7 +67,7 @@ def say_quality(console: Console, model: CharModel, kept: SinkWindow, streams: S
         console.print(f"  {name:<28}{bits_per_character(model, unseen, attend):.3f}")
     share = share_on_first(model, unseen[:: len(unseen) // len(texts)], after=places)
     console.print(
-        f"  On average heads rest {share:.0%} of their attention on a stream's first entry, which the window alone loses."
+        f"  On average {share:.0%} of a head's attention rests on a stream's first entry, which the window alone loses."
     )
 
     read = sum(each.written for each in streams)
