@@ -4,7 +4,7 @@ Only operations that are the same on every machine stand here: correctly rounded
 integers and bits, sums that are exact, and sums in a stated tree. Launch with fusion off; `tl.fma` stands only where
 its product is exact.
 
-Shapes: Q queries, J = 64 positions of a tile, D elements of a vector, padded to a power of two.
+Shapes: Q queries, J = 64 positions of a tile, N vectors of D elements, padded to a power of two, as C pieces of P.
 """
 
 import torch
@@ -19,7 +19,8 @@ BFLOAT16: tl.constexpr = tl.constexpr(2)
 
 INF: tl.constexpr = tl.constexpr(float("inf"))
 LARGEST: tl.constexpr = tl.constexpr(3.4028234663852886e38)
-# Adding and subtracting it rounds a number below 2**22 to an integer, to nearest even.
+# Adding and subtracting it rounds a number below 2**22 to an integer, to nearest even. In between, the last bits of the
+# sum are that integer's.
 MAGIC: tl.constexpr = tl.constexpr(12582912.0)
 TWO_23: tl.constexpr = tl.constexpr(8388608.0)
 
@@ -47,12 +48,6 @@ I6: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[6])
 
 
 @triton.jit
-def rint(x):
-    """Round to an integer, to nearest even, for |x| < 2^22."""
-    return (x + MAGIC) - MAGIC
-
-
-@triton.jit
 def ceil(x):
     """The least integer not below x, for any x: where 2^23 does not fit, x is an integer, or infinite."""
     small = tl.abs(x) < TWO_23
@@ -65,7 +60,7 @@ def ceil(x):
 def power_of_two(n):
     """2^n for integers n (floats) from -126 to 127, and 0 for everything else."""
     inside = (n >= MIN_POWER) & (n <= 127.0)
-    bits = (tl.where(inside, n, 0.0).to(tl.int32) + 127) << 23
+    bits = (n + (MAGIC + 127.0)).to(tl.int32, bitcast=True) << 23
     return tl.where(inside, bits.to(tl.float32, bitcast=True), 0.0)
 
 
@@ -74,8 +69,8 @@ def exp2(z, IEEE: tl.constexpr):
     """2^z for -126 <= z <= 0, and 0 for everything else, NaN included."""
     inside = z >= MIN_POWER
     z = tl.where(inside, z, 0.0)
-    n = rint(z)
-    f = z - n
+    magic_n = z + MAGIC
+    f = z - (magic_n - MAGIC)
     if IEEE:
         p = f * I6 + I5
         p = p * f + I4
@@ -87,7 +82,7 @@ def exp2(z, IEEE: tl.constexpr):
         p = p * f + C2
         p = p * f + C1
     p = p * f + 1.0
-    bits = p.to(tl.int32, bitcast=True) + (n.to(tl.int32) << 23)
+    bits = p.to(tl.int32, bitcast=True) + (magic_n.to(tl.int32, bitcast=True) << 23)
     return tl.where(inside, bits.to(tl.float32, bitcast=True), 0.0)
 
 
@@ -104,11 +99,13 @@ def tree(x, N: tl.constexpr):
 
 @triton.jit
 def exponents(x, LEAST: tl.constexpr):
-    """The exponent of the largest element of each vector of [N, D], an integer from LEAST to 127; 128 if not finite.
+    """The exponent of the largest element of each of N vectors, an integer from LEAST to 127; 128 if not finite.
+
+    The vectors come as [C, N, P], C pieces of P elements.
 
     It comes from the bits: as integers, those of infinity are above every number's, those of NaN above infinity's.
     """
-    bits = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
+    bits = tl.max(tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0), 1)
     return tl.maximum((bits >> 23) - 127, LEAST)
 
 
@@ -128,11 +125,11 @@ def halves(n):
 
 @triton.jit
 def fix(x, exponent):
-    """Write the vectors of [N, D] as integers of 16 bits and sign by their exponents: hi and lo [N, D].
+    """Write N vectors [C, N, P] as integers of 16 bits and sign by their exponents [N]: hi and lo, shaped as they are.
 
     A vector that is not finite gets NaN in lo, so that every exact dot with it is NaN.
     """
-    return halves(tl.fma(x, exp2_int(-exponent + FIX_BITS)[:, None], MAGIC) - MAGIC)
+    return halves(tl.fma(x, exp2_int(-exponent + FIX_BITS)[None, :, None], MAGIC) - MAGIC)
 
 
 @triton.jit

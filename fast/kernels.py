@@ -1,7 +1,7 @@
 """The kernels: attention over one line of the plan, the merge of its splits, and the write of a step's span.
 
 Strides are tuples in elements, one a axis. Shapes: Q query lanes (a row's own tokens times the G query heads that share
-a key/value head), J = 64 positions of a tile, D elements of a vector, padded to a power of two.
+a key/value head), J = 64 positions of a tile, D elements of a vector, padded to a power of two, as C pieces of P.
 """
 
 import triton
@@ -29,16 +29,18 @@ from boundedkv.fast.tiles import (
     SINK,
     SINK_SOURCE,
     bias_entries,
+    crossed,
     exact_scores,
     exact_values,
     finite_values,
     ieee_scores,
     ieee_values,
-    load_rows,
+    load_vectors,
     locate,
     overlay,
     retained_bounds,
     visible_pairs,
+    whole,
 )
 
 TILES_PER_SPLIT: tl.constexpr = tl.constexpr(numerics.TILES_PER_SPLIT)
@@ -149,10 +151,12 @@ def attention_kernel(
     d = tl.arange(0, BLOCK_D)
     q_base = q_ptr + batch_row64 * q_strides[0]
     q_index = query_head * q_strides[1] + t.to(tl.int64) * q_strides[2]
-    q = load_rows(q_base, q_index, 1, q_strides[3], t < tokens, d, D, Q_TYPE)  # [Q, D]
+    P: tl.constexpr = BLOCK_D if IEEE else 16
+    q = load_vectors(q_base, q_index, 1, q_strides[3], t < tokens, D, BLOCK_D, P, Q_TYPE)  # [C, Q, P]
     if not IEEE:
         q_exponent = exponents(q, MIN_EXPONENT)
         q_hi, q_lo = fix(q, q_exponent)
+        q_hi, q_lo = tl.trans(crossed(q_hi)), tl.trans(crossed(q_lo))  # [Q, D]
 
     slot = tl.load(line_ptr + SLOT).to(tl.int64)
     pool_base = pool_ptr + slot * pool_strides[0] + row * pool_strides[1] + head * pool_strides[2]
@@ -199,13 +203,16 @@ def attention_kernel(
             from_row_source = in_source & (index < 0)
             has_own = tile * TILE + (TILE - 1) >= length
 
-            k = load_rows(pool_base, entry, pool_strides[3], 1, in_slot, d, D, POOL_TYPE)  # [J, D]
+            k = load_vectors(pool_base, entry, pool_strides[3], 1, in_slot, D, BLOCK_D, P, POOL_TYPE)  # [C, J, P]
             if HAS_SOURCE:
-                k = overlay(k, source_base, s, source_s3, source_s4, from_source, d, D, SOURCE_TYPE, FLOAT32)
+                other = load_vectors(source_base, s, source_s3, source_s4, from_source, D, BLOCK_D, P, SOURCE_TYPE)
+                k = overlay(k, other, from_source, FLOAT32)
             if HAS_ROW_SOURCE:
-                k = overlay(k, row_base, s, row_s3, row_s4, from_row_source, d, D, ROW_SOURCE_TYPE, FLOAT32)
+                other = load_vectors(row_base, s, row_s3, row_s4, from_row_source, D, BLOCK_D, P, ROW_SOURCE_TYPE)
+                k = overlay(k, other, from_row_source, FLOAT32)
             if has_own:
-                k = overlay(k, k_base, s - length, k_strides[2], k_strides[3], in_own, d, D, K_TYPE, POOL_TYPE)
+                other = load_vectors(k_base, s - length, k_strides[2], k_strides[3], in_own, D, BLOCK_D, P, K_TYPE)
+                k = overlay(k, other, in_own, POOL_TYPE)
             if IEEE:  # noqa: SIM108
                 x = ieee_scores(q, k, BLOCK_D)  # [Q, J]
             else:
@@ -220,22 +227,24 @@ def attention_kernel(
                 x = x + bias
                 visible = visible & (bias != -INF)
 
-            v = load_rows(pool_base + D, entry, pool_strides[3], 1, in_slot, d, D, POOL_TYPE)  # [J, D]
+            v = load_vectors(pool_base + D, entry, pool_strides[3], 1, in_slot, D, BLOCK_D, P, POOL_TYPE)  # [C, J, P]
             if HAS_SOURCE:
-                values = source_base + D * source_s4
-                v = overlay(v, values, s, source_s3, source_s4, from_source, d, D, SOURCE_TYPE, FLOAT32)
+                base = source_base + D * source_s4
+                other = load_vectors(base, s, source_s3, source_s4, from_source, D, BLOCK_D, P, SOURCE_TYPE)
+                v = overlay(v, other, from_source, FLOAT32)
             if HAS_ROW_SOURCE:
-                values = row_base + D * row_s4
-                v = overlay(v, values, s, row_s3, row_s4, from_row_source, d, D, ROW_SOURCE_TYPE, FLOAT32)
+                base = row_base + D * row_s4
+                other = load_vectors(base, s, row_s3, row_s4, from_row_source, D, BLOCK_D, P, ROW_SOURCE_TYPE)
+                v = overlay(v, other, from_row_source, FLOAT32)
             if has_own:
-                v = overlay(v, v_base, s - length, v_strides[2], v_strides[3], in_own, d, D, V_TYPE, POOL_TYPE)
+                other = load_vectors(v_base, s - length, v_strides[2], v_strides[3], in_own, D, BLOCK_D, P, V_TYPE)
+                v = overlay(v, other, in_own, POOL_TYPE)
             v, v_exponent, v_finite = finite_values(v, MIN_IEEE_EXPONENT if IEEE else MIN_EXPONENT)
             y = poisoned(x * factor, visible, v_finite[None, :])
             if IEEE:
                 tile_m, tile_l, tile_e, tile_a = ieee_values(y, v, v_exponent)
             else:
-                v_hi, v_lo = fix(v, v_exponent)
-                tile_m, tile_l, tile_e, tile_a = exact_values(y, v_hi, v_lo, v_exponent)
+                tile_m, tile_l, tile_e, tile_a = exact_values(y, v, v_exponent)
             part_m, part_l, part_e, part_a = fold(part_m, part_l, part_e, part_a, tile_m, tile_l, tile_e, tile_a)
         m, l, e, a = fold(m, l, e, a, part_m, part_l, part_e, part_a)  # noqa: E741
 
@@ -337,8 +346,8 @@ def write_kernel(
         start = tl.load(line_ptr + WRITES + 3 * write + 1)
         some = i < tl.load(line_ptr + WRITES + 3 * write + 2)
         own = token - i if REVERSE else token + i
-        k = load_rows(k_base, own, k_strides[2], k_strides[3], some, d, D, K_TYPE)
-        v = load_rows(v_base, own, v_strides[2], v_strides[3], some, d, D, V_TYPE)
+        k = whole(load_vectors(k_base, own, k_strides[2], k_strides[3], some, D, BLOCK_D, BLOCK_D, K_TYPE))
+        v = whole(load_vectors(v_base, own, v_strides[2], v_strides[3], some, D, BLOCK_D, BLOCK_D, V_TYPE))
         pointers = pool_base + (start + i).to(tl.int64)[:, None] * pool_strides[3] + d[None, :]
         mask = some[:, None] & (d < D)[None, :]
         store_float(pointers, k, mask, POOL_TYPE)

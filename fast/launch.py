@@ -50,7 +50,7 @@ def attention_shape(head_dim: int, lanes: int, ieee: bool) -> Shape:
     """Choose a program's block. Free of the bits: a query's arithmetic does not depend on the lanes beside it."""
     block_d = max(16, 1 << (head_dim - 1).bit_length())
     if ieee:
-        return Shape(block_d, 1, 4)
+        return Shape(block_d, 1, 4 if block_d <= 64 else 8)
     return Shape(block_d, 16 if lanes <= 16 or block_d == 256 else 32, 4 if block_d <= 64 else 8)
 
 
