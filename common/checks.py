@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +11,16 @@ from torch import Tensor
 
 from boundedkv.config import FLOAT_DTYPES, BoundedKVConfig
 from boundedkv.numerics import MAX_POSITION
-from boundedkv.plan import ALL_TOKENS, ROW_INTS, BoundedPlan
-from boundedkv.step import AdmitRuntimeError, BoundedKVStep, Segment, StepContext, StreamPosition
+from boundedkv.plan import ALL_TOKENS, RING, ROW_INTS, SINK_SLOT, BoundedPlan, RowLayout, decode
+from boundedkv.step import (
+    AdmitRuntimeError,
+    BoundedKVStep,
+    BucketKey,
+    Segment,
+    SlotLease,
+    StepContext,
+    StreamPosition,
+)
 
 RowSource = tuple[Tensor, Tensor]
 
@@ -25,6 +34,34 @@ def check_types(step: object, ctx: object) -> None:
         raise TypeError(f"step is {type(step).__name__}, but should be a BoundedKVStep")
     if not isinstance(ctx, StepContext):
         raise TypeError(f"ctx is {type(ctx).__name__}, but should be a StepContext")
+    _check_sequence("step.segments", step.segments, Segment)
+    for index, segment in enumerate(step.segments):
+        if not isinstance(segment.request_id, str):
+            raise TypeError(f"step.segments[{index}].request_id is {segment.request_id!r}, but should be a string")
+    for name, value in (("positions", step.positions), ("tokens", step.tokens)):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"step.{name} is {type(value).__name__}, but should be a mapping")
+    _check_sequence("ctx.request_ids", ctx.request_ids, str)
+    if ctx.padded_request_ids is not None:
+        _check_sequence("ctx.padded_request_ids", ctx.padded_request_ids, str)
+    if ctx.slot_lease is not None:
+        if not isinstance(ctx.slot_lease, SlotLease):
+            raise TypeError(f"ctx.slot_lease is {type(ctx.slot_lease).__name__}, but should be a SlotLease")
+        check_bucket("ctx.slot_lease.bucket", ctx.slot_lease.bucket)
+
+
+def check_bucket(name: str, bucket: object) -> None:
+    """Raise `ValueError` where a captured shape is none."""
+    if not isinstance(bucket, BucketKey) or not _is_int(bucket.bs) or bucket.bs < 1:
+        raise ValueError(f"{name} is {bucket!r}, but should be a BucketKey with a bs of at least 1")
+
+
+def _check_sequence(name: str, value: object, kind: type) -> None:
+    if not isinstance(value, tuple | list):
+        raise TypeError(f"{name} is {type(value).__name__}, but should be a tuple of {kind.__name__}")
+    for index, item in enumerate(value):
+        if not isinstance(item, kind):
+            raise TypeError(f"{name}[{index}] is {item!r}, but should be a {kind.__name__}")
 
 
 def check_request_id(rid: object) -> None:
@@ -63,6 +100,9 @@ def step_problem(config: BoundedKVConfig, step: BoundedKVStep, ctx: StepContext)
     for rid in ctx.request_ids:
         if rid not in seen:
             return _problem(rid, "is in the batch without a segment, but should have one")
+    for rid in step.tokens:
+        if rid not in seen and not ctx.is_padding_row(rid):
+            return _problem(rid, "is in tokens without a segment, but should have one")
     return None
 
 
@@ -139,7 +179,7 @@ class PlanNeeds(NamedTuple):
     source_entries: int  # entries that each of them must have
     row_sources: tuple[int, ...]  # rows that read from row_source
     row_source_entries: int  # entries that its storage must have
-    sinks: int  # the most sinks of any row
+    sinks: int  # the most sinks of any row, or of any replay
 
 
 def plan_needs(config: BoundedKVConfig, device: torch.device, plan: BoundedPlan, own_tokens: int) -> PlanNeeds:
@@ -150,7 +190,10 @@ def plan_needs(config: BoundedKVConfig, device: torch.device, plan: BoundedPlan,
             f"plan.table is {table.dtype} {list(table.shape)}, but should be torch.int32 [>= {num_rows}, {ROW_INTS}]"
         )
     _check_device("plan.table", table, device)
-    for row, (slot, layout, _) in enumerate(plan.rows):
+    if plan.max_span > own_tokens and any(layout.tokens for _, layout, _ in plan.rows):
+        raise ValueError(f"plan.max_span is {plan.max_span}, but should be at most the {own_tokens} tokens of q")
+    rows = decode(table[:num_rows].numpy()) if device.type == "cpu" else plan.rows
+    for row, (slot, layout, source) in enumerate(rows):
         if not 0 <= slot < config.max_slots:
             raise ValueError(f"plan row {row} has slot {slot}, but should have one from 0 to {config.max_slots - 1}")
         tokens = own_tokens if layout.tokens == ALL_TOKENS else layout.tokens
@@ -161,17 +204,45 @@ def plan_needs(config: BoundedKVConfig, device: torch.device, plan: BoundedPlan,
                 f"plan row {row} takes its stream to position {layout.length + tokens - 1}, "
                 f"but should stay within {MAX_POSITION}"
             )
-        if tokens > 0 and plan.max_span > own_tokens:
-            raise ValueError(f"plan.max_span is {plan.max_span}, but should be at most the {own_tokens} tokens of q")
-    shared = [(layout, source) for _, layout, source in plan.rows if layout.source_entries and source >= 0]
-    own = [row for row, (_, layout, source) in enumerate(plan.rows) if layout.source_entries and source < 0]
+        _check_runs(config, row, layout, own_tokens)
+        _check_bounds(plan, row, layout, source)
+    most_sinks = max(kept.sink for kept in config.retentions)  # of a launch of padding rows alone: a capture
+    shared = [(layout, source) for _, layout, source in rows if layout.source_entries and source >= 0]
+    own = [row for row, (_, layout, source) in enumerate(rows) if layout.source_entries and source < 0]
     return PlanNeeds(
         sources=max((source + 1 for _, source in shared), default=0),
         source_entries=max((layout.source_entries for layout, _ in shared), default=0),
         row_sources=tuple(own),
-        row_source_entries=max((plan.rows[row][1].source_entries for row in own), default=0),
-        sinks=max((layout.sink for _, layout, _ in plan.rows), default=0),
+        row_source_entries=max((rows[row][1].source_entries for row in own), default=0),
+        sinks=max((layout.sink for _, layout, _ in rows if layout.tokens), default=most_sinks),
     )
+
+
+def _check_runs(config: BoundedKVConfig, row: int, layout: RowLayout, own_tokens: int) -> None:
+    """A plan of another pool would read and write the neighbours' slots."""
+    for read in (layout.reads[SINK_SLOT], *layout.reads[RING:]):
+        if read.start < 0 or read.length < 0 or read.start + read.length > config.slot_tokens:
+            raise ValueError(f"plan row {row} has {read}, but should stay within the {config.slot_tokens} of a slot")
+    for write in layout.writes:
+        last = write.token + (1 - write.length if config.reverse_step_order else write.length - 1)
+        in_slot = write.start >= 0 and write.length >= 0 and write.start + write.length <= config.slot_tokens
+        if write.length and not (in_slot and 0 <= min(write.token, last) and max(write.token, last) < own_tokens):
+            raise ValueError(
+                f"plan row {row} has {write}, but should stay within the {config.slot_tokens} entries of a slot and "
+                f"the {own_tokens} tokens of q"
+            )
+
+
+def _check_bounds(plan: BoundedPlan, row: int, layout: RowLayout, source: int) -> None:
+    """A lease's table may have been planned again since; the launch is chosen from the plan at hand."""
+    written = sum(write.length for write in layout.writes)
+    reads = plan.reads_source if source >= 0 else plan.reads_row_source
+    if layout.retained > plan.max_retained or written > plan.max_span or (layout.source_entries and not reads):
+        raise ValueError(
+            f"plan.table has row {row} read {layout.retained} entries, write {written} and read "
+            f"{layout.source_entries} of a source, but should stay within the plan's max_retained {plan.max_retained}, "
+            f"max_span {plan.max_span} and reads: its lease was planned again since"
+        )
 
 
 def check_qkv(
@@ -186,8 +257,24 @@ def check_qkv(
     return q, _check_tensor("k", k, expected, device), _check_tensor("v", v, expected, device)
 
 
-def check_source(config: BoundedKVConfig, device: torch.device, needs: PlanNeeds, source: object) -> Tensor | None:
+def check_apart(slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise `ValueError` where k or v lie in the slots themselves: they are read while the slots are written."""
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.untyped_storage().data_ptr() == slots.untyped_storage().data_ptr() and slots.numel():
+            raise ValueError(f"{name} is a view of the layer's slots, but should be a tensor of its own")
+
+
+def check_source(
+    config: BoundedKVConfig,
+    device: torch.device,
+    plan: BoundedPlan,
+    needs: PlanNeeds,
+    source: object,
+    row_source: object,
+) -> Tensor | None:
     """Raise `ValueError` where the shared source bank is missing or does not hold what the plan reads of it."""
+    if source is None and row_source is None and plan.reads_source and plan.reads_row_source:
+        raise ValueError("source and row_source are None, but one should be given: a replay of the plan may read it")
     if source is None:
         if needs.sources:
             raise ValueError("source is None, but should be given: the plan reads it")
@@ -285,7 +372,7 @@ def _check_tensor(name: str, value: object, expected: tuple[int | None, ...], de
     if value.dtype not in FLOAT_DTYPES:
         raise ValueError(f"{name} is {value.dtype}, but should be one of {', '.join(map(str, FLOAT_DTYPES))}")
     _check_device(name, value, device)
-    return value
+    return value.resolve_neg()
 
 
 def _check_device(name: str, value: Tensor, device: torch.device) -> None:

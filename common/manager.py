@@ -107,7 +107,7 @@ class BoundedKVManager(Resource):
             known) or an `AllocationFailed` (no slot left; worth another try when a request has ended).
 
         Raises:
-            TypeError: not a step, or not a context.
+            TypeError: not a step or not a context, or a part of one is of the wrong type.
         """
         checks.check_types(step, ctx)
         with self._lock:
@@ -120,7 +120,9 @@ class BoundedKVManager(Resource):
     def rollback_admit(self, step: BoundedKVStep, ctx: StepContext) -> None:
         """Free the slots that this step's `admit` took fresh and that were not committed since.
 
-        Harmless when repeated. A slot that a request held before the step stays with it.
+        Harmless when repeated. A slot that a request held before the step stays with it, and so does what the step may
+        have written there: with a span beyond the config's `spare` it has overwritten ring entries that the stream
+        retains. `rewind_request` to where the stream stands tells whether it has: it refuses then.
 
         Args:
             step: the step that was admitted.
@@ -201,7 +203,8 @@ class BoundedKVManager(Resource):
             k: [B * rows, H, T, D].
             v: [B * rows, H, T, D].
             source: [sources, rows, H, L, 2D], this layer's shared prefixes, keys then values in the last axis.
-            plan: the step's layout; None means `current`.
+            plan: the step's layout; None means `current`, the last one made. It names slots, not requests: the slot
+                of a request that was removed since may be another's.
             rel_bias: a score term by distance, added to the dot product before the scale; -inf masks its pair. As in
                 "Self-Attention with Relative Position Representations" (Shaw et al., 2018). Without a query window
                 [B * rows, Hq, T, R], R >= max_retained + 2T - 1, entry `(m + t) - j + T - 1` for query t and the
@@ -232,13 +235,13 @@ class BoundedKVManager(Resource):
             raise ValueError(f"plan is {type(plan).__name__}, but should be a BoundedPlan")
         q, k, v = checks.check_qkv(self.config, self.device, len(plan.rows), q, k, v)
         own_tokens = q.shape[2]
-        if self._checked is None or self._checked[0] is not plan or self._checked[1] != own_tokens:
-            self._checked = plan, own_tokens, checks.plan_needs(self.config, self.device, plan, own_tokens)
-        needs = self._checked[2]
-        source = checks.check_source(self.config, self.device, needs, source)
+        checks.check_apart(self._layer(layer_idx), k, v)
+        needs = self._needs(plan, own_tokens)
+        source = checks.check_source(self.config, self.device, plan, needs, source, row_source)
         row_source = checks.check_row_source(self.config, self.device, plan, needs, row_source)
         rel_bias = checks.check_rel_bias(self.config, self.device, plan, needs, own_tokens, rel_bias)
-        return self._attend(layer_idx, q, k, v, plan, source, row_source, rel_bias, ieee)
+        with torch.autocast(self.device.type, enabled=False):
+            return self._attend(layer_idx, q, k, v, plan, source, row_source, rel_bias, ieee)
 
     def commit(self, step: BoundedKVStep, ctx: StepContext) -> None:
         """Record that a step was run: each stream now ends behind its span.
@@ -322,6 +325,7 @@ class BoundedKVManager(Resource):
             self._check_open()
             return self._export_request(rid)._asdict()
 
+    @torch.no_grad()
     def import_request(self, rid: str, state: Mapping[str, Any]) -> None:
         """Give a stream that was exported a slot here. Its continuation has the bits it would have had there.
 
@@ -385,9 +389,12 @@ class BoundedKVManager(Resource):
         Raises:
             ValueError: a slot that is no `GraphSlotSpec`, or a size below 1.
         """
+        if not isinstance(slots, Sequence):
+            raise ValueError(f"slots is {type(slots).__name__}, but should be a sequence of GraphSlotSpec")
         for index, spec in enumerate(slots):
             if not isinstance(spec, GraphSlotSpec):
                 raise ValueError(f"slots[{index}] is {type(spec).__name__}, but should be a GraphSlotSpec")
+            checks.check_bucket(f"slots[{index}].bucket", spec.bucket)
         for name, size in (("max_bs", max_bs), ("max_seq_len", max_seq_len)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} is {size!r}, but should be an integer at least 1")
@@ -416,6 +423,21 @@ class BoundedKVManager(Resource):
                 self._closed = True
                 self._current = self._checked = None
                 self._cleanup()
+
+    def _needs(self, plan: BoundedPlan, own_tokens: int) -> PlanNeeds:
+        """Check a plan: on a GPU once, on the CPU each time, since there its table can be read and may be a lease's."""
+        if self._checked is not None and self.device.type != "cpu":
+            checked, tokens, needs = self._checked
+            if checked is plan and tokens == own_tokens:
+                return needs
+        needs = checks.plan_needs(self.config, self.device, plan, own_tokens)
+        self._checked = plan, own_tokens, needs
+        return needs
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Memory that lives as long as the manager: written in place in and out of inference mode."""
+        with torch.inference_mode(False):
+            return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -109,8 +109,8 @@ def _compare(place: str, expected: Tensor, got: Tensor, device: torch.device) ->
 
 
 def _normal(generator: torch.Generator, retained: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    q = torch.randn(1, 1, 2, head_dim, generator=generator)
-    k, v = (torch.randn(1, 1, retained + 2, head_dim, generator=generator) for _ in range(2))
+    q = torch.randn(1, 1, 2, head_dim, generator=generator, dtype=torch.float32)
+    k, v = (torch.randn(1, 1, retained + 2, head_dim, generator=generator, dtype=torch.float32) for _ in range(2))
     return q, k, v
 
 
@@ -126,7 +126,7 @@ def _long(generator: torch.Generator, head_dim: int) -> _Case:
 
 def _full_sums(generator: torch.Generator, head_dim: int) -> _Case:
     """Every fixed-point number at its largest: exact dots reach 2^24."""
-    largest = torch.full((1, 1, 66, head_dim), 1.9999999)
+    largest = torch.full((1, 1, 66, head_dim), 1.9999999, dtype=torch.float32)
     return _Case(largest[:, :, :2] / head_dim, largest, -largest)
 
 
@@ -142,7 +142,7 @@ def _ties(generator: torch.Generator, head_dim: int) -> _Case:
 def _zeros(generator: torch.Generator, head_dim: int) -> _Case:
     """Both zeros, in scores and in values."""
     q, k, v = _normal(generator, 4, head_dim)
-    return _Case(q * 0.0, k * -0.0, torch.where(v > 0, 0.0, -0.0))
+    return _Case(q * 0.0, k * -0.0, torch.where(v > 0, 0.0 * v, -0.0 * v))
 
 
 def _subnormals(generator: torch.Generator, head_dim: int) -> _Case:
@@ -153,8 +153,8 @@ def _subnormals(generator: torch.Generator, head_dim: int) -> _Case:
 
 def _small_ceilings(generator: torch.Generator, head_dim: int) -> _Case:
     """Scores just above zero: their ceiling is 1, but 0 where a subnormal is flushed."""
-    q = torch.full((1, 1, 2, head_dim), 2.0**-66)
-    k = torch.full((1, 1, 5, head_dim), 2.0**-68)
+    q = torch.full((1, 1, 2, head_dim), 2.0**-66, dtype=torch.float32)
+    k = torch.full((1, 1, 5, head_dim), 2.0**-68, dtype=torch.float32)
     return _Case(q, k, torch.ones_like(k))
 
 
@@ -173,13 +173,13 @@ def _far_scores(generator: torch.Generator, head_dim: int) -> _Case:
 def _exponents(generator: torch.Generator, head_dim: int) -> _Case:
     """Values of every size, and weights from 1 down to nothing."""
     q, k, v = _normal(generator, 62, head_dim)
-    return _Case(q * 4, k, v * torch.linspace(-120, 120, 64).round().exp2().view(64, 1))
+    return _Case(q * 4, k, v * torch.linspace(-120, 120, 64, dtype=torch.float32).round().exp2().view(64, 1))
 
 
 def _masks(generator: torch.Generator, head_dim: int) -> _Case:
     """Masked pairs, a query whose pairs are all masked, and one with a pair that poisons it."""
     q, k, v = _normal(generator, 6, head_dim)
-    bias = torch.randn(1, 1, 2, 9, generator=generator)
+    bias = torch.randn(1, 1, 2, 9, generator=generator, dtype=torch.float32)
     bias[..., 0, ::2] = -torch.inf
     bias[..., 1, :] = -torch.inf if head_dim == 16 else torch.inf
     return _Case(q, k, v, bias)

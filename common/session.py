@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from boundedkv import refusals
 from boundedkv.manager import BoundedKVManager
 from boundedkv.plan import BoundedPlan
 from boundedkv.step import BoundedKVStep, Segment, StepContext, StreamPosition
@@ -77,6 +78,8 @@ class Session:
     ) -> Iterator[SessionStep]:
         """Admit and plan a step; commit it on leaving, roll it back where the body raises.
 
+        What the body attended before it raised stays in the slots: see `BoundedKVManager.rollback_admit`.
+
         Args:
             spans: request -> tokens that join its stream, in row order.
             source_len: request -> entries of its source prefix, with its first step; 0 where left out.
@@ -116,6 +119,8 @@ class Session:
 
     def rewind(self, rid: str, written: int) -> None:
         """Take a request's stream back: `BoundedKVManager.rewind_request`."""
+        if rid not in self._positions:
+            raise refusals.not_admitted(rid)
         self._manager.rewind_request(rid, written)
         self._positions[rid] = self._positions[rid]._replace(written=written)
 

@@ -46,6 +46,8 @@ def run_size(options: argparse.Namespace) -> int:
             spare=options.spare,
             dtype=_DTYPES[options.dtype],
         )
+        if options.stream < 0:
+            raise ValueError(f"stream is {options.stream}, but should be an integer at least 0")
     except ValueError as error:
         print(error)
         return 2

@@ -85,7 +85,8 @@ def check_stream(config: BoundedKVConfig, state: object) -> Stream:
     stream = Stream(**state)
     for name in _NUMBERS:
         value = getattr(stream, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < (-1 if name == "source" else 0):
+        least = -1 if name == "source" else 0
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_POSITION + 1:
             raise ValueError(f"state {name} is {value!r}, but should be an integer that export_request gives")
     if stream.source_len > config.max_source_len or stream.source_len + stream.written > MAX_POSITION + 1:
         raise ValueError(
@@ -100,7 +101,12 @@ def check_stream(config: BoundedKVConfig, state: object) -> Stream:
     ):
         if got != expected:
             raise ValueError(f"state {name} is {got}, but should be {expected}, as in this pool")
-    held = extent(config, "", stream.source_len, stream.written, stream.reach)
+    try:
+        held = extent(config, "", stream.source_len, stream.written, stream.reach)
+    except AdmitRuntimeError:
+        raise ValueError(
+            f"state reach is {stream.reach}, but should leave what {stream.written} written entries retain"
+        ) from None
     for name, positions in (("sinks", held.sinks), ("ring", held.ring)):
         _check_entries(config, name, getattr(stream, name), len(positions))
     return stream
@@ -110,5 +116,7 @@ def _check_entries(config: BoundedKVConfig, name: str, entries: Any, count: int)
     shape = [config.num_layers, config.rows_per_request, config.num_heads, count, 2 * config.head_dim]
     if not isinstance(entries, Tensor):
         raise ValueError(f"state {name} is {type(entries).__name__}, but should be a tensor {shape}")
+    if entries.device.type == "meta":
+        raise ValueError(f"state {name} is on meta, but should be on a device that holds its entries")
     if list(entries.shape) != shape or entries.dtype != config.dtype:
         raise ValueError(f"state {name} is {entries.dtype} {list(entries.shape)}, but should be {config.dtype} {shape}")

@@ -55,14 +55,8 @@ class FastManager(BoundedKVManager):
         super().__init__(config, device, kv_dtype)
         require_device(self.device)
         c = self.config
-        self._slots = [
-            torch.zeros(
-                (c.max_slots, c.rows_per_request, c.num_heads, c.slot_tokens, 2 * c.head_dim),
-                dtype=c.dtype,
-                device=self.device,
-            )
-            for _ in range(c.num_layers)
-        ]
+        shape = (c.max_slots, c.rows_per_request, c.num_heads, c.slot_tokens, 2 * c.head_dim)
+        self._slots = [self._zeros(shape, c.dtype) for _ in range(c.num_layers)]
         self._planner = Planner(c)
         self._slot_of: dict[str, int] = {}
         self._free = list(range(c.max_slots))  # a heap: the lowest number first
@@ -105,6 +99,7 @@ class FastManager(BoundedKVManager):
         self._source_len[slots] = declared.source_len
         self._source[slots] = declared.source
         self._start_over(slots[fresh])
+        self._fresh[slots[fresh]] = NO_GRANT
         self._grant(step, declared)
         self._fresh[slots[fresh]] = self._pending[slots[fresh]]
         return ADMIT_OK
@@ -211,8 +206,7 @@ class FastManager(BoundedKVManager):
 
     def _lease_table(self, lease: SlotLease) -> Tensor:
         if lease not in self._lease_tables:
-            shape = (lease.bucket.bs, ROW_INTS)
-            self._lease_tables[lease] = torch.zeros(shape, dtype=torch.int32, device=self.device)
+            self._lease_tables[lease] = self._zeros((lease.bucket.bs, ROW_INTS), torch.int32)
         return self._lease_tables[lease]
 
     def _attend(
@@ -263,7 +257,7 @@ class FastManager(BoundedKVManager):
 
     def _start_over(self, slots: Ints) -> None:
         self._written[slots] = self._reach[slots] = 0
-        self._fresh[slots] = self._pending[slots] = self._committed[slots] = NO_GRANT
+        self._pending[slots] = self._committed[slots] = NO_GRANT
 
     def _rewind_request(self, rid: str, written: int) -> None:
         slot = self._slot_of.get(rid)
@@ -274,7 +268,7 @@ class FastManager(BoundedKVManager):
         if written > known or reach - written > self.config.spare:
             raise refusals.cannot_rewind(rid, written, known, self.config.spare, reach)
         self._written[slot] = written
-        self._fresh[slot] = self._pending[slot] = self._committed[slot] = NO_GRANT
+        self._pending[slot] = self._committed[slot] = NO_GRANT
 
     def _export_request(self, rid: str) -> Stream:
         slot = self._slot_of.get(rid)
@@ -297,12 +291,14 @@ class FastManager(BoundedKVManager):
 
     def _import_request(self, rid: str, stream: Stream) -> None:
         held = extent(self.config, rid, stream.source_len, stream.written, stream.reach)
-        sinks, ring = self._planner.places(stream.source_len, held)
+        sinks, ring = map(torch.from_numpy, self._planner.places(stream.source_len, held))
+        sink_entries, ring_entries = stream.sinks.to(self.device), stream.ring.to(self.device)
         slot = self._slot_of[rid] = heapq.heappop(self._free)
-        for layer, layer_sinks, layer_ring in zip(self._slots, stream.sinks, stream.ring, strict=True):
-            layer[slot][..., torch.from_numpy(sinks), :] = layer_sinks.to(self.device)
-            layer[slot][..., torch.from_numpy(ring), :] = layer_ring.to(self.device)
+        for layer, layer_sinks, layer_ring in zip(self._slots, sink_entries, ring_entries, strict=True):
+            layer[slot][..., sinks, :] = layer_sinks
+            layer[slot][..., ring, :] = layer_ring
         self._start_over(np.array([slot]))
+        self._fresh[slot] = NO_GRANT
         self._source_len[slot], self._source[slot] = stream.source_len, stream.source
         self._written[slot], self._reach[slot] = stream.written, stream.reach
 

@@ -65,7 +65,7 @@ def attend(
     Returns:
         [..., T, D] float32, zeros where a query sees no key, NaN where it sees a poisoned pair.
     """
-    factor = torch.tensor(score_factor(scale), device=q.device)
+    factor = torch.tensor(score_factor(scale), dtype=torch.float32, device=q.device)
     total = nothing_seen(q)
     for split in (positions // SPLIT).unique().tolist():
         part = nothing_seen(q)

@@ -72,7 +72,7 @@ class ReferenceManager(BoundedKVManager):
         super().__init__(config, device, kv_dtype)
         c = self.config
         shape = (c.num_layers, c.max_slots, c.rows_per_request, c.num_heads, c.slot_tokens, 2 * c.head_dim)
-        self._slots = torch.zeros(shape, dtype=c.dtype, device=self.device)
+        self._slots = self._zeros(shape, c.dtype)
         self._requests: dict[str, Request] = {}
         self._grants: WeakKeyDictionary[BoundedKVStep, dict[str, Grant]] = WeakKeyDictionary()
         self._lease_tables: dict[SlotLease, Tensor] = {}
@@ -175,10 +175,9 @@ class ReferenceManager(BoundedKVManager):
 
     def _table(self, lease: SlotLease | None, num_rows: int) -> Tensor:
         if lease is None:
-            return torch.zeros((num_rows, ROW_INTS), dtype=torch.int32, device=self.device)
+            return self._zeros((num_rows, ROW_INTS), torch.int32)
         if lease not in self._lease_tables:
-            shape = (lease.bucket.bs, ROW_INTS)
-            self._lease_tables[lease] = torch.zeros(shape, dtype=torch.int32, device=self.device)
+            self._lease_tables[lease] = self._zeros((lease.bucket.bs, ROW_INTS), torch.int32)
         return self._lease_tables[lease]
 
     def _attend(
@@ -196,7 +195,7 @@ class ReferenceManager(BoundedKVManager):
         own = rounded(
             torch.cat([k.float(), v.float()], dim=-1), self.config.dtype
         )  # [B * rows, H, T, 2D], as the slots will hold it
-        out = torch.zeros_like(q.transpose(1, 2))  # [B * rows, T, Hq, D]
+        out = q.new_zeros((q.shape[0], q.shape[2], q.shape[1], q.shape[3]))  # [B * rows, T, Hq, D]
         rows = decode(plan.table[: len(plan.rows)].cpu().numpy())  # as a captured graph does: the table, as it is now
         per_request = self.config.rows_per_request
         lines = [slice(b * per_request, (b + 1) * per_request) for b in range(len(rows))]
@@ -301,7 +300,7 @@ class ReferenceManager(BoundedKVManager):
     def _reset_request(self, rid: str) -> None:
         request = self._requests.get(rid)
         if request is not None:
-            self._requests[rid] = Request(request.slot, request.source_len, request.source)
+            self._requests[rid] = Request(request.slot, request.source_len, request.source, fresh=request.fresh)
 
     def _rewind_request(self, rid: str, written: int) -> None:
         request = self._requests.get(rid)
@@ -311,7 +310,7 @@ class ReferenceManager(BoundedKVManager):
         if written > request.written or reach - written > self.config.spare:
             raise refusals.cannot_rewind(rid, written, request.written, self.config.spare, reach)
         request.written = written
-        request.pending = request.fresh = request.committed = None
+        request.pending = request.committed = None
 
     def _export_request(self, rid: str) -> Stream:
         request = self._requests.get(rid)
@@ -338,8 +337,9 @@ class ReferenceManager(BoundedKVManager):
         number = min(set(range(self.config.max_slots)) - taken)
         held = extent(self.config, rid, stream.source_len, stream.written, stream.reach)
         slot = self._slots[:, number]
-        for positions, entries in ((held.sinks, stream.sinks), (held.ring, stream.ring)):
-            slot[..., [place(self.config, stream.source_len, s) for s in positions], :] = entries.to(self.device)
+        sinks, ring = stream.sinks.to(self.device), stream.ring.to(self.device)
+        for positions, entries in ((held.sinks, sinks), (held.ring, ring)):
+            slot[..., [place(self.config, stream.source_len, s) for s in positions], :] = entries
         self._requests[rid] = Request(number, stream.source_len, stream.source, stream.written, stream.reach)
 
     def _holds(self, rid: str) -> bool:

@@ -34,8 +34,8 @@ class ByLength(tuple):
 
 @st.composite
 def configs(draw, causal):
-    """Any small pool. Now and then sources and windows are longer than a tile, so that queries see several."""
-    size = draw(st.sampled_from([5, 5, 5, 5, 5, 5, 5, 70]))
+    """Any small pool. Now and then sources and windows are longer than a tile, or than a split."""
+    size = draw(st.sampled_from([*[5] * 12, 70, 600]))
     query_window = draw(st.integers(0, size)) if causal else None
     kept = st.builds(
         SinkWindow,

@@ -192,6 +192,21 @@ def test_older_plan_is_as_good_as_new(make_pair):
     assert pair.current is not old
 
 
+@pytest.mark.parametrize("ieee", [False, True])
+@pytest.mark.parametrize("query_window", [None, 550])
+def test_window_of_several_splits(make_pair, query_window, ieee):
+    pair = make_pair(a_config(retention=SinkWindow(70, 600), query_window=query_window))
+    junk = torch.randn(pair.layer(0).shape, generator=torch.Generator().manual_seed(7))
+    for manager in (pair.left, pair.right):
+        manager.layer(0).copy_(junk)
+    step, ctx = a_step({"a": 0, "b": 0}, spans={"a": 1500, "b": 66})
+    pair.admit(step, ctx)
+    pair.commit(step, ctx)
+    out = run(pair, *a_step({"a": 1500, "b": 66}), seed=1, ieee=ieee)
+    assert pair.current.retained().tolist() == [670, 66]
+    assert out.isfinite().all()
+
+
 def test_rewound_and_moved(make_pair):
     pair = make_pair(a_config(spare=2))
     for written in range(4):

@@ -296,9 +296,9 @@ def _ids_in(arguments: Mapping[str, Any]) -> Iterator[str]:
     """The requests that a call names."""
     for value in arguments.values():
         if isinstance(value, BoundedKVStep):
-            named: Iterable[Any] = (segment.request_id for segment in value.segments)
+            named: Iterable[Any] = (getattr(segment, "request_id", None) for segment in value.segments or ())
         elif isinstance(value, StepContext):
-            named = value.row_ids
+            named = value.row_ids or ()
         else:
             named = (value,)
         yield from (rid for rid in named if isinstance(rid, str))
