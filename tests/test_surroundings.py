@@ -20,6 +20,7 @@ from boundedkv import (
     StreamPosition,
     build,
     self_test,
+    selftest,
 )
 from boundedkv.testing import Pair
 
@@ -65,9 +66,8 @@ def test_what_stands_around_a_step_changes_no_bit(backend, name):
 
 
 def test_the_self_test_is_not_misled(monkeypatch):
-    monkeypatch.setattr(
-        "boundedkv.selftest.FAMILIES", dict(list(__import__("boundedkv").selftest.FAMILIES.items())[2:5])
-    )
+    few = {name: selftest.FAMILIES[name] for name in ("full sums", "ties", "zeros")}
+    monkeypatch.setattr(selftest, "FAMILIES", few)
     with torch.autocast("cpu", torch.bfloat16), default_type(torch.float16):
         assert self_test("cpu").results > 0
 
