@@ -11,7 +11,7 @@ from torch import Tensor
 
 from boundedkv.config import FLOAT_DTYPES, BoundedKVConfig
 from boundedkv.numerics import MAX_POSITION
-from boundedkv.plan import ALL_TOKENS, RING, ROW_INTS, SINK_SLOT, BoundedPlan, RowLayout, decode
+from boundedkv.plan import ALL_TOKENS, RING, ROW_INTS, SINK_SLOT, BoundedPlan, Row, RowLayout, decode
 from boundedkv.step import (
     AdmitRuntimeError,
     BoundedKVStep,
@@ -100,9 +100,6 @@ def step_problem(config: BoundedKVConfig, step: BoundedKVStep, ctx: StepContext)
     for rid in ctx.request_ids:
         if rid not in seen:
             return _problem(rid, "is in the batch without a segment, but should have one")
-    for rid in step.tokens:
-        if rid not in seen and not ctx.is_padding_row(rid):
-            return _problem(rid, "is in tokens without a segment, but should have one")
     return None
 
 
@@ -192,20 +189,14 @@ def plan_needs(config: BoundedKVConfig, device: torch.device, plan: BoundedPlan,
     _check_device("plan.table", table, device)
     if plan.max_span > own_tokens and any(layout.tokens for _, layout, _ in plan.rows):
         raise ValueError(f"plan.max_span is {plan.max_span}, but should be at most the {own_tokens} tokens of q")
-    rows = decode(table[:num_rows].numpy()) if device.type == "cpu" else plan.rows
-    for row, (slot, layout, source) in enumerate(rows):
-        if not 0 <= slot < config.max_slots:
-            raise ValueError(f"plan row {row} has slot {slot}, but should have one from 0 to {config.max_slots - 1}")
-        tokens = own_tokens if layout.tokens == ALL_TOKENS else layout.tokens
-        if tokens > own_tokens:
-            raise ValueError(f"plan row {row} has {tokens} tokens, but q brings {own_tokens} a row")
-        if layout.length + tokens - 1 > MAX_POSITION:
-            raise ValueError(
-                f"plan row {row} takes its stream to position {layout.length + tokens - 1}, "
-                f"but should stay within {MAX_POSITION}"
-            )
-        _check_runs(config, row, layout, own_tokens)
-        _check_bounds(plan, row, layout, source)
+    rows = plan.rows
+    for row, line in enumerate(rows):
+        _check_row(config, plan, row, line, own_tokens)
+    if device.type == "cpu":  # there the table itself can be looked at: a lease's may have been planned again
+        rows = decode(table[:num_rows].numpy())
+        for row, line in enumerate(rows):
+            if line != plan.rows[row]:
+                _check_row(config, plan, row, line, own_tokens)
     most_sinks = max(kept.sink for kept in config.retentions)  # of a launch of padding rows alone: a capture
     shared = [(layout, source) for _, layout, source in rows if layout.source_entries and source >= 0]
     own = [row for row, (_, layout, source) in enumerate(rows) if layout.source_entries and source < 0]
@@ -216,6 +207,22 @@ def plan_needs(config: BoundedKVConfig, device: torch.device, plan: BoundedPlan,
         row_source_entries=max((rows[row][1].source_entries for row in own), default=0),
         sinks=max((layout.sink for _, layout, _ in rows if layout.tokens), default=most_sinks),
     )
+
+
+def _check_row(config: BoundedKVConfig, plan: BoundedPlan, row: int, line: Row, own_tokens: int) -> None:
+    slot, layout, source = line
+    if not 0 <= slot < config.max_slots:
+        raise ValueError(f"plan row {row} has slot {slot}, but should have one from 0 to {config.max_slots - 1}")
+    tokens = own_tokens if layout.tokens == ALL_TOKENS else layout.tokens
+    if tokens > own_tokens:
+        raise ValueError(f"plan row {row} has {tokens} tokens, but q brings {own_tokens} a row")
+    if layout.length + tokens - 1 > MAX_POSITION:
+        raise ValueError(
+            f"plan row {row} takes its stream to position {layout.length + tokens - 1}, "
+            f"but should stay within {MAX_POSITION}"
+        )
+    _check_runs(config, row, layout, own_tokens)
+    _check_bounds(plan, row, layout, source)
 
 
 def _check_runs(config: BoundedKVConfig, row: int, layout: RowLayout, own_tokens: int) -> None:

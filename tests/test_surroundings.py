@@ -198,13 +198,6 @@ def test_ill_typed_steps_are_told_by_argument(name, call):
     assert pair.free_slots == 3
 
 
-def test_tokens_of_a_request_without_a_segment_are_refused():
-    pair = Pair(*(build(CONFIG, backend=backend) for backend in BACKENDS))
-    step = BoundedKVStep((Segment("a", 1),), {"a": StreamPosition(0, 0)}, {"b": 2})
-    reason = pair.admit(step, StepContext(("a",))).reason
-    assert "request 'b': is in tokens without a segment" in str(reason)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_session_does_not_rewind_what_it_does_not_know(backend):
     manager = build(CONFIG, backend=backend)
