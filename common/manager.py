@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boundedkv import checks, refusals
-from boundedkv.checks import PlanNeeds, RowSource
+from boundedkv import attend_checks, refusals, step_checks
+from boundedkv.attend_checks import PlanNeeds, RowSource
 from boundedkv.config import BoundedKVConfig, BoundedKVSpec
 from boundedkv.plan import BoundedPlan
 from boundedkv.resource import EngineResourceInfo, Resource
@@ -89,7 +89,7 @@ class BoundedKVManager(Resource):
             rid: the request.
             overrides: settings of the request; a pool has none, they are ignored.
         """
-        checks.check_request_id(rid)
+        step_checks.check_request_id(rid)
         self._check_open()
 
     def admit(self, step: BoundedKVStep, ctx: StepContext) -> AdmitOutcome:
@@ -109,10 +109,10 @@ class BoundedKVManager(Resource):
         Raises:
             TypeError: not a step or not a context, or a part of one is of the wrong type.
         """
-        checks.check_types(step, ctx)
+        step_checks.check_types(step, ctx)
         with self._lock:
             self._check_open()
-            problem = checks.step_problem(self.config, step, ctx)
+            problem = step_checks.step_problem(self.config, step, ctx)
             if problem is not None:
                 return AdmitOutcome(ok=False, reason=problem)
             return ADMIT_OK if ctx.capture else self._admit(step, ctx)
@@ -128,7 +128,7 @@ class BoundedKVManager(Resource):
             step: the step that was admitted.
             ctx: how it was to be run.
         """
-        checks.check_types(step, ctx)
+        step_checks.check_types(step, ctx)
         with self._lock:
             self._check_open()
             self._raise_problem(step, ctx)
@@ -153,7 +153,7 @@ class BoundedKVManager(Resource):
         Raises:
             AdmitRuntimeError: the step contradicts itself, or a request holds no slot.
         """
-        checks.check_types(step, ctx)
+        step_checks.check_types(step, ctx)
         with self._lock:
             self._check_open()
             self._raise_problem(step, ctx)
@@ -224,8 +224,8 @@ class BoundedKVManager(Resource):
         """
         self._check_open()
         if self.device.type == "cpu":
-            checks.check_subnormals()
-        checks.check_layer(self.config, layer_idx)
+            attend_checks.check_subnormals()
+        attend_checks.check_layer(self.config, layer_idx)
         if not isinstance(ieee, bool):
             raise ValueError(f"ieee is {ieee!r}, but should be True or False")
         plan = self._current if plan is None else plan
@@ -233,13 +233,13 @@ class BoundedKVManager(Resource):
             raise ValueError("plan is None and no step is planned, but should be given, or made by plan first")
         if not isinstance(plan, BoundedPlan):
             raise ValueError(f"plan is {type(plan).__name__}, but should be a BoundedPlan")
-        q, k, v = checks.check_qkv(self.config, self.device, len(plan.rows), q, k, v)
+        q, k, v = attend_checks.check_qkv(self.config, self.device, len(plan.rows), q, k, v)
         own_tokens = q.shape[2]
-        checks.check_apart(self._layer(layer_idx), k, v)
+        attend_checks.check_apart(self._layer(layer_idx), k, v)
         needs = self._needs(plan, own_tokens)
-        source = checks.check_source(self.config, self.device, plan, needs, source, row_source)
-        row_source = checks.check_row_source(self.config, self.device, plan, needs, row_source)
-        rel_bias = checks.check_rel_bias(self.config, self.device, plan, needs, own_tokens, rel_bias)
+        source = attend_checks.check_source(self.config, self.device, plan, needs, source, row_source)
+        row_source = attend_checks.check_row_source(self.config, self.device, plan, needs, row_source)
+        rel_bias = attend_checks.check_rel_bias(self.config, self.device, plan, needs, own_tokens, rel_bias)
         with torch.autocast(self.device.type, enabled=False):
             return self._attend(layer_idx, q, k, v, plan, source, row_source, rel_bias, ieee)
 
@@ -256,7 +256,7 @@ class BoundedKVManager(Resource):
             AdmitRuntimeError: the step is neither pending nor the last one committed, because its request was
                 removed, reset, rewound or admitted anew since; nothing was changed.
         """
-        checks.check_types(step, ctx)
+        step_checks.check_types(step, ctx)
         with self._lock:
             self._check_open()
             self._raise_problem(step, ctx)
@@ -267,7 +267,7 @@ class BoundedKVManager(Resource):
 
     def remove_request(self, rid: str) -> None:
         """End a request and free its slot. An unknown one is left alone."""
-        checks.check_request_id(rid)
+        step_checks.check_request_id(rid)
         with self._lock:
             self._check_open()
             self._remove_request(rid)
@@ -279,7 +279,7 @@ class BoundedKVManager(Resource):
             rid: the request; an unknown one is left alone.
             free: give the slot back too, as `remove_request` does.
         """
-        checks.check_request_id(rid)
+        step_checks.check_request_id(rid)
         with self._lock:
             self._check_open()
             if free:
@@ -300,7 +300,7 @@ class BoundedKVManager(Resource):
             AdmitRuntimeError: the request holds no slot.
             ValueError: the ring does not hold what the shorter stream retains; nothing was changed.
         """
-        checks.check_request_id(rid)
+        step_checks.check_request_id(rid)
         if not isinstance(written, int) or isinstance(written, bool) or written < 0:
             raise ValueError(f"written is {written!r}, but should be an integer at least 0")
         with self._lock:
@@ -320,7 +320,7 @@ class BoundedKVManager(Resource):
             AdmitRuntimeError: the request holds no slot, or a planned step that was not committed may have overwritten
                 what its stream retains.
         """
-        checks.check_request_id(rid)
+        step_checks.check_request_id(rid)
         with self._lock:
             self._check_open()
             return self._export_request(rid)._asdict()
@@ -337,7 +337,7 @@ class BoundedKVManager(Resource):
             ValueError: the state is not one of a pool like this one, or the id holds a slot.
             AllocationFailed: no slot left.
         """
-        checks.check_request_id(rid)
+        step_checks.check_request_id(rid)
         with self._lock:
             self._check_open()
             stream = check_stream(self.config, state)
@@ -349,7 +349,7 @@ class BoundedKVManager(Resource):
 
     def holds(self, rid: str) -> bool:
         """Whether a request holds a slot."""
-        checks.check_request_id(rid)
+        step_checks.check_request_id(rid)
         with self._lock:
             self._check_open()
             return self._holds(rid)
@@ -371,7 +371,7 @@ class BoundedKVManager(Resource):
             ValueError: there is no such layer.
         """
         self._check_open()
-        checks.check_layer(self.config, layer_idx)
+        attend_checks.check_layer(self.config, layer_idx)
         return self._layer(layer_idx)
 
     # The engine around it.
@@ -394,7 +394,7 @@ class BoundedKVManager(Resource):
         for index, spec in enumerate(slots):
             if not isinstance(spec, GraphSlotSpec):
                 raise ValueError(f"slots[{index}] is {type(spec).__name__}, but should be a GraphSlotSpec")
-            checks.check_bucket(f"slots[{index}].bucket", spec.bucket)
+            step_checks.check_bucket(f"slots[{index}].bucket", spec.bucket)
         for name, size in (("max_bs", max_bs), ("max_seq_len", max_seq_len)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} is {size!r}, but should be an integer at least 1")
@@ -430,7 +430,7 @@ class BoundedKVManager(Resource):
             checked, tokens, needs = self._checked
             if checked is plan and tokens == own_tokens:
                 return needs
-        needs = checks.plan_needs(self.config, self.device, plan, own_tokens)
+        needs = attend_checks.plan_needs(self.config, self.device, plan, own_tokens)
         self._checked = plan, own_tokens, needs
         return needs
 
@@ -444,7 +444,7 @@ class BoundedKVManager(Resource):
             raise RuntimeError("the manager was cleaned up; build another")
 
     def _raise_problem(self, step: BoundedKVStep, ctx: StepContext) -> None:
-        problem = checks.step_problem(self.config, step, ctx)
+        problem = step_checks.step_problem(self.config, step, ctx)
         if problem is not None:
             raise problem
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from boundedkv.checks import RowSource
+from boundedkv.attend_checks import RowSource
 from boundedkv.config import BoundedKVConfig
 from boundedkv.fast.kernels import attention_kernel, merge_kernel, write_kernel
 from boundedkv.numerics import SPLIT, score_factor

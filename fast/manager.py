@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from boundedkv import refusals
-from boundedkv.checks import RowSource, real_segments
+from boundedkv.attend_checks import RowSource
 from boundedkv.config import BoundedKVConfig
 from boundedkv.fast import launch
 from boundedkv.fast.planner import Batch, Ints, Planner
@@ -29,6 +29,7 @@ from boundedkv.step import (
     SlotLease,
     StepContext,
 )
+from boundedkv.step_checks import real_segments
 from boundedkv.transfer import Stream, extent
 
 NO_GRANT = 0

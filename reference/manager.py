@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from boundedkv import refusals
-from boundedkv.checks import RowSource, real_segments
+from boundedkv.attend_checks import RowSource
 from boundedkv.config import BoundedKVConfig
 from boundedkv.manager import BoundedKVManager
 from boundedkv.plan import (
@@ -37,6 +37,7 @@ from boundedkv.step import (
     SlotLease,
     StepContext,
 )
+from boundedkv.step_checks import real_segments
 from boundedkv.transfer import Stream, extent
 
 

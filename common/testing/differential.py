@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from boundedkv.checks import RowSource
+from boundedkv.attend_checks import RowSource
 from boundedkv.config import BoundedKVSpec
 from boundedkv.manager import BoundedKVManager
 from boundedkv.plan import BoundedPlan
