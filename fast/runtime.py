@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import warnings
 
 import torch
@@ -21,10 +22,16 @@ def require_triton() -> None:
 
     Raises:
         ImportError: Triton is not installed.
+        RuntimeError: Triton was imported before, without its interpreter, and there is no GPU.
     """
     if importlib.util.find_spec("triton") is None:
         raise ImportError("the fast backend needs Triton: pip install triton (Linux), or use backend='reference'")
     if _VARIABLE not in os.environ and not torch.cuda.is_available():
+        if "triton" in sys.modules:
+            raise RuntimeError(
+                "triton was imported before the fast backend, and without a GPU that needs Triton's interpreter: set "
+                f"{_VARIABLE}=1 in the environment, or build a fast manager before triton is imported"
+            )
         os.environ[_VARIABLE] = "1"
         warnings.warn(
             "no GPU found: the fast backend runs in Triton's interpreter, with the same bits but slowly",

@@ -216,3 +216,15 @@ def test_unknown_backend_lists_the_known_ones():
     with pytest.raises(ValueError, match="no-such-backend") as refused:
         boundedkv.build(config, backend="no-such-backend")
     assert all(name in str(refused.value) for name in known)
+
+
+def test_triton_imported_first_without_a_gpu_is_told():
+    code = (
+        "import triton, torch\ntorch.cuda.is_available = lambda: False\nfrom boundedkv import *\n"
+        "config = BoundedKVConfig(1, 1, 4, SinkWindow(0, 1))\nbuild(config, backend='fast')"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "triton was imported before the fast backend" in done.stderr
+    assert "set TRITON_INTERPRET=1" in done.stderr
