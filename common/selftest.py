@@ -6,6 +6,7 @@ bounds, ties, signed zeros, subnormals, the ends of the range. Every result is c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -176,6 +177,17 @@ def _exponents(generator: torch.Generator, head_dim: int) -> _Case:
     return _Case(q * 4, k, v * torch.linspace(-120, 120, 64, dtype=torch.float32).round().exp2().view(64, 1))
 
 
+def _vanishing(generator: torch.Generator, head_dim: int) -> _Case:
+    """Weights on both sides of 2^-126, below which they count as 0, on values large enough to show it."""
+    q, k, v = _normal(generator, 62, head_dim)
+    q[...], k[...] = 0.0, 0.0
+    q[..., 0] = head_dim**0.5 * math.log(2)  # makes y the first element of k
+    k[..., 0] = -torch.linspace(100, 140, 64, dtype=torch.float32)
+    k[..., -1, 0] = 0.0
+    v[..., :-1, :] *= 2.0**120
+    return _Case(q, k, v)
+
+
 def _masks(generator: torch.Generator, head_dim: int) -> _Case:
     """Masked pairs, a query whose pairs are all masked, and one with a pair that poisons it."""
     q, k, v = _normal(generator, 6, head_dim)
@@ -196,5 +208,6 @@ FAMILIES: dict[str, Callable[[torch.Generator, int], _Case]] = {
     "large": _large,
     "far scores": _far_scores,
     "exponents": _exponents,
+    "vanishing": _vanishing,
     "masks": _masks,
 }
