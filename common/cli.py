@@ -7,6 +7,7 @@ so that `--help` answers at once and one subcommand's extras are not asked for b
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,10 +29,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m boundedkv", description="A bounded KV cache, seen at work.")
     subcommands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
     declare_demo(subcommands.add_parser("demo", help="read real text through both backends and compare every bit"))
+    declare_check(subcommands.add_parser("check", help="hold a manager of your own to the reference"))
     declare_size(subcommands.add_parser("size", help="say what memory a pool takes"))
     options = parser.parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     return run(options)
+
+
+def declare_check(parser: argparse.ArgumentParser) -> None:
+    """The options of `check`."""
+    parser.description = (
+        "Drives the reference and a manager of your own with the same streams and compares them after every call. Exit "
+        "status 0 only if every output, plan, refusal and slot had equal bits."
+    )
+    parser.add_argument("factory", metavar="MODULE:FACTORY", help="called as factory(config, device, kv_dtype)")
+    parser.add_argument("--device", default="cpu", help="where its managers live (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="which streams (%(default)s)")
+    parser.set_defaults(run=run_check)
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Run `check`; 1 at the first difference, 2 if the factory is not found."""
+    from boundedkv.testing import Difference
+    from boundedkv.testing.conformance import check_streams
+
+    module, _, name = options.factory.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        print(f"MODULE:FACTORY is {options.factory!r}, but should name a callable: {error}")
+        return 2
+    try:
+        calls = check_streams(factory, options.device, options.seed)
+    except Difference as difference:
+        print(f"NOT EQUAL\n{difference}")
+        return 1
+    print(f"{calls:,} calls, all bits equal")
+    return 0
 
 
 def declare_demo(parser: argparse.ArgumentParser) -> None:
