@@ -18,32 +18,31 @@ TILE = 64
 TILES_PER_SPLIT = 8
 SPLIT = TILE * TILES_PER_SPLIT
 
-# Exact dots hold for this many products of two fixed-point vectors: 256 * 256 * 256 = 2**24.
+# An exact dot has at most this many products of fixed-point numbers, as 64 * 256 * 1024 = 2**24: as many as a tile has
+# positions, and a chunk of a vector elements.
+CHUNK = 64
 MAX_HEAD_DIM = 256
 
-# A vector is fixed with 15 bits below the exponent of its largest element, which is not taken lower than this.
-FIX_BITS = 15
+# The left side of an exact dot, queries and weights, is fixed with LEFT_BITS bits, held in three parts LOW_BITS apart;
+# the right side, keys and values, with RIGHT_BITS in two parts RIGHT_LOW_BITS apart. Each part is exact in float16.
+LEFT_BITS = 24
+LOW_BITS = 8
+RIGHT_BITS = 21
+RIGHT_LOW_BITS = 11
+# What an exact dot of integers is divided by, so that its parts meet in fused multiply-adds of exact products.
+DOT_SHIFT = 18
+
+# The exponent of a fixed vector's largest element is not taken lower than this.
 MIN_EXPONENT = -100
 # In the ieee path the exponent of a value vector only keeps sums in range; 2**(it - 1) must be a normal number.
 MIN_IEEE_EXPONENT = -125
 
-# Weights are fixed with 16 bits below one.
-WEIGHT_BITS = 16
-
 # Weights below 2**MIN_POWER, and rescales below it, count as 0.
 MIN_POWER = -126
 
-# 2**f for f in [-1/2, 1/2], coefficients of f**0, f**1, ...: derived by tests/derive_exp2.py.
-# Exact path: relative error 2**-18.39 in binary32, enough for weights of 16 bits.
-EXP2_EXACT = (
-    1.0,
-    0.6931241750717163,
-    0.2402409166097641,
-    0.05590648949146271,
-    0.009583127684891224,
-)
-# ieee path: relative error 2**-23.40 in binary32.
-EXP2_IEEE = (
+# 2**f for f in [-1/2, 1/2], coefficients of f**0, f**1, ...: derived by tests/derive_exp2.py. Its relative error is
+# 2**-23.40 in binary32.
+EXP2 = (
     1.0,
     0.6931472420692444,
     0.24022655189037323,

@@ -28,23 +28,22 @@ TILE: tl.constexpr = tl.constexpr(numerics.TILE)
 MIN_POWER: tl.constexpr = tl.constexpr(numerics.MIN_POWER)
 MIN_EXPONENT: tl.constexpr = tl.constexpr(numerics.MIN_EXPONENT)
 MIN_IEEE_EXPONENT: tl.constexpr = tl.constexpr(numerics.MIN_IEEE_EXPONENT)
-FIX_BITS: tl.constexpr = tl.constexpr(numerics.FIX_BITS)
-WEIGHT_BITS: tl.constexpr = tl.constexpr(numerics.WEIGHT_BITS)
-WEIGHT_UNITS: tl.constexpr = tl.constexpr(2.0**numerics.WEIGHT_BITS)
+LEFT_BITS: tl.constexpr = tl.constexpr(numerics.LEFT_BITS)
+LOW: tl.constexpr = tl.constexpr(2.0**numerics.LOW_BITS)
+RIGHT_BITS: tl.constexpr = tl.constexpr(numerics.RIGHT_BITS)
+RIGHT_LOW: tl.constexpr = tl.constexpr(2.0**numerics.RIGHT_LOW_BITS)
+DOT_SHIFT: tl.constexpr = tl.constexpr(numerics.DOT_SHIFT)
+LEFT_UNITS: tl.constexpr = tl.constexpr(2.0**numerics.LEFT_BITS)
 NAN_FLOAT32: tl.constexpr = tl.constexpr(numerics.NAN_BITS[torch.float32])
 NAN_FLOAT16: tl.constexpr = tl.constexpr(numerics.NAN_BITS[torch.float16])
 NAN_BFLOAT16: tl.constexpr = tl.constexpr(numerics.NAN_BITS[torch.bfloat16])
 
-C1: tl.constexpr = tl.constexpr(numerics.EXP2_EXACT[1])
-C2: tl.constexpr = tl.constexpr(numerics.EXP2_EXACT[2])
-C3: tl.constexpr = tl.constexpr(numerics.EXP2_EXACT[3])
-C4: tl.constexpr = tl.constexpr(numerics.EXP2_EXACT[4])
-I1: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[1])
-I2: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[2])
-I3: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[3])
-I4: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[4])
-I5: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[5])
-I6: tl.constexpr = tl.constexpr(numerics.EXP2_IEEE[6])
+C1: tl.constexpr = tl.constexpr(numerics.EXP2[1])
+C2: tl.constexpr = tl.constexpr(numerics.EXP2[2])
+C3: tl.constexpr = tl.constexpr(numerics.EXP2[3])
+C4: tl.constexpr = tl.constexpr(numerics.EXP2[4])
+C5: tl.constexpr = tl.constexpr(numerics.EXP2[5])
+C6: tl.constexpr = tl.constexpr(numerics.EXP2[6])
 
 
 @triton.jit
@@ -65,22 +64,17 @@ def power_of_two(n):
 
 
 @triton.jit
-def exp2(z, IEEE: tl.constexpr):
+def exp2(z):
     """2^z for -126 <= z <= 0, and 0 for everything else, NaN included."""
     inside = z >= MIN_POWER
     z = tl.where(inside, z, 0.0)
     magic_n = z + MAGIC
     f = z - (magic_n - MAGIC)
-    if IEEE:
-        p = f * I6 + I5
-        p = p * f + I4
-        p = p * f + I3
-        p = p * f + I2
-        p = p * f + I1
-    else:
-        p = f * C4 + C3
-        p = p * f + C2
-        p = p * f + C1
+    p = f * C6 + C5
+    p = p * f + C4
+    p = p * f + C3
+    p = p * f + C2
+    p = p * f + C1
     p = p * f + 1.0
     bits = p.to(tl.int32, bitcast=True) + (magic_n.to(tl.int32, bitcast=True) << 23)
     return tl.where(inside, bits.to(tl.float32, bitcast=True), 0.0)
@@ -116,32 +110,53 @@ def exp2_int(n):
 
 
 @triton.jit
-def halves(n):
-    """Integers as 256 hi + lo with |lo| <= 128, as 16-bit floats."""
-    hi = tl.fma(n, 0.00390625, MAGIC) - MAGIC
-    lo = tl.fma(hi, -256.0, n)
-    return hi.to(tl.float16), lo.to(tl.float16)
+def rint(x):
+    """The nearest integer, ties to even, for |x| <= 2^22."""
+    return (x + MAGIC) - MAGIC
 
 
 @triton.jit
-def fix(x, exponent):
-    """Write N vectors [C, N, P] as integers of 16 bits and sign by their exponents [N]: hi and lo, shaped as they are.
-
-    A vector that is not finite gets NaN in lo, so that every exact dot with it is NaN.
-    """
-    return halves(tl.fma(x, exp2_int(-exponent + FIX_BITS)[None, :, None], MAGIC) - MAGIC)
+def to_units(x):
+    """The nearest integer, ties to even, for 0 <= x <= 2^24, as an int32: from 2^23 on x is one."""
+    return tl.where(x < TWO_23, (x + TWO_23) - TWO_23, x).to(tl.int32)
 
 
 @triton.jit
-def exact_dot(left_hi, left_lo, right_hi, right_lo):
-    """Matrix product of fixed-point numbers over 256, without the product of the low halves; rounded once.
+def fix_left(x):
+    """Write numbers below 2^24 as integers 2^16 high + 2^8 mid + low, high at most 2^8, the others at most 2^7.
 
-    Every accumulator is zero or another exact dot: `h * 256 + tl.dot(..)` would be folded into one that is not.
+    Of infinity mid and low are NaN.
     """
-    high = tl.dot(left_hi, right_hi)
-    mid = tl.dot(left_hi, right_lo)
-    mid = tl.dot(left_lo, right_hi, acc=mid)
-    return tl.fma(high, 256.0, mid)
+    high = tl.fma(x, 1.0 / (LOW * LOW), MAGIC) - MAGIC
+    x = tl.fma(high, -LOW * LOW, x)
+    mid = tl.fma(x, 1.0 / LOW, MAGIC) - MAGIC
+    low = rint(tl.fma(mid, -LOW, x))
+    return high.to(tl.float16), mid.to(tl.float16), low.to(tl.float16)
+
+
+@triton.jit
+def fix_right(x, scale):
+    """Write x * scale, below 2^21, as integers 2^11 high + low, both at most 2^10; scale is a power of two.
+
+    Of infinity low is NaN.
+    """
+    n = tl.fma(x, scale, MAGIC) - MAGIC
+    high = tl.fma(n, 1.0 / RIGHT_LOW, MAGIC) - MAGIC
+    low = tl.fma(high, -RIGHT_LOW, n)
+    return high.to(tl.float16), low.to(tl.float16)
+
+
+@triton.jit
+def exact_dot(left_high, left_mid, left_low, right_high, right_low):
+    """Matrix product of fixed-point numbers over 2^18, without the product of the low parts; four rounded adds.
+
+    Each `tl.dot` is exact and starts from zero: a plain `x + tl.dot(..)` would be folded into one that is neither.
+    """
+    x = tl.dot(left_mid, right_low) * 2.0**-10
+    x = tl.fma(tl.dot(left_low, right_high), 2.0**-7, x)
+    x = tl.fma(tl.dot(left_high, right_low), 2.0**-2, x)
+    x = tl.fma(tl.dot(left_mid, right_high), 2.0, x)
+    return tl.fma(tl.dot(left_high, right_high), 2.0**9, x)
 
 
 @triton.jit

@@ -10,39 +10,35 @@ import triton.language as tl
 from boundedkv import numerics
 from boundedkv import plan as fmt
 from boundedkv.fast.arithmetic import (
-    FLOAT32,
     INF,
     MIN_EXPONENT,
     MIN_IEEE_EXPONENT,
     TILE,
-    exponents,
     finish,
-    fix,
     fold,
     load_float,
     poisoned,
     store_float,
 )
+from boundedkv.fast.entries import at, load_vectors, merged_pointers, overlay_others, whole
 from boundedkv.fast.tiles import (
     RING,
     RING_WRAPPED,
     SINK,
     SINK_SOURCE,
     bias_entries,
-    crossed,
-    exact_scores,
-    exact_values,
     finite_values,
+    fixed_query,
+    fixed_scores,
+    fixed_values,
     ieee_scores,
     ieee_values,
-    load_vectors,
     locate,
-    overlay,
     retained_bounds,
     visible_pairs,
-    whole,
 )
 
+CHUNK: tl.constexpr = tl.constexpr(numerics.CHUNK)
 TILES_PER_SPLIT: tl.constexpr = tl.constexpr(numerics.TILES_PER_SPLIT)
 SPLIT: tl.constexpr = tl.constexpr(numerics.SPLIT)
 SLOT: tl.constexpr = tl.constexpr(fmt.SLOT)
@@ -117,6 +113,7 @@ def attention_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_SOURCE: tl.constexpr,
     HAS_ROW_SOURCE: tl.constexpr,
+    ALIKE: tl.constexpr,
     BY_SPLIT: tl.constexpr,
     Q_TYPE: tl.constexpr,
     K_TYPE: tl.constexpr,
@@ -151,24 +148,20 @@ def attention_kernel(
     d = tl.arange(0, BLOCK_D)
     q_base = q_ptr + batch_row64 * q_strides[0]
     q_index = query_head * q_strides[1] + t.to(tl.int64) * q_strides[2]
-    P: tl.constexpr = BLOCK_D if IEEE else 16
-    q = load_vectors(q_base, q_index, 1, q_strides[3], t < tokens, D, BLOCK_D, P, Q_TYPE)  # [C, Q, P]
+    q_pointers = q_base + q_index
+    WIDTH: tl.constexpr = BLOCK_D if IEEE or BLOCK_D < CHUNK else CHUNK  # of a vector's elements, taken at a time
+    q = load_vectors(q_pointers, q_strides[3], t < tokens, 0, D, WIDTH, 16, Q_TYPE)  # [C, Q, P]
     if not IEEE:
-        q_exponent = exponents(q, MIN_EXPONENT)
-        q_hi, q_lo = fix(q, q_exponent)
-        q_hi, q_lo = tl.trans(crossed(q_hi)), tl.trans(crossed(q_lo))  # [Q, D]
+        q_exponent, q_high, q_mid, q_low = fixed_query(q)
 
     slot = tl.load(line_ptr + SLOT).to(tl.int64)
     pool_base = pool_ptr + slot * pool_strides[0] + row * pool_strides[1] + head * pool_strides[2]
     k_base = k_ptr + batch_row64 * k_strides[0] + head * k_strides[1]
     v_base = v_ptr + batch_row64 * v_strides[0] + head * v_strides[1]
-    if HAS_SOURCE:
-        source_s3, source_s4 = source_strides[3], source_strides[4]
-        shared = tl.maximum(source_index, 0).to(tl.int64)
-        source_base = source_ptr + shared * source_strides[0] + row * source_strides[1] + head * source_strides[2]
-    if HAS_ROW_SOURCE:
-        row_s3, row_s4 = row_source_strides[3], row_source_strides[4]
-        row_base = row_source_ptr + row * row_source_strides[1] + head * row_source_strides[2]
+    shared = tl.maximum(source_index, 0).to(tl.int64)
+    source_base = source_ptr + shared * source_strides[0] + row * source_strides[1] + head * source_strides[2]
+    row_base = row_source_ptr + row * row_source_strides[1] + head * row_source_strides[2]
+    if HAS_ROW_SOURCE:  # noqa: SIM102  known when it is compiled; what follows is not
         if source_index < 0:
             row_slot = tl.load(row_slots_ptr + (batch_row // ROWS) * row_slots_stride).to(tl.int64)
             row_base += row_slot * row_source_strides[0]
@@ -194,59 +187,117 @@ def attention_kernel(
         part_m, part_l, part_e, part_a = nothing_seen(BLOCK_Q, BLOCK_D)
         for tile in range(first_tile, end_tile):
             s = tile * TILE + tl.arange(0, TILE)  # [J]
-            in_source, in_slot, entry = locate(
+            in_source, in_slot, slot_entry = locate(
                 s, length, sinks, window_low, ring_low, source_sinks, ring_start, straight, wrapped_start
             )
             in_own = (s >= length) & (s - length < tokens)
+            present = in_source | in_slot | in_own
             index = source_index + tl.zeros_like(s)  # the interpreter's `&` wants a mask of the same shape
             from_source = in_source & (index >= 0)
             from_row_source = in_source & (index < 0)
+            k_pointers, v_pointers = (
+                at(pool_base, slot_entry, pool_strides[3]),
+                at(pool_base + D, slot_entry, pool_strides[3]),
+            )
+            own_k_pointers, own_v_pointers = at(k_base, s - length, k_strides[2]), at(v_base, s - length, v_strides[2])
+            source_pointers = at(source_base, s, source_strides[3])
+            row_pointers = at(row_base, s, row_source_strides[3])
+            if ALIKE:
+                k_pointers, v_pointers = merged_pointers(
+                    k_pointers,
+                    source_pointers,
+                    row_pointers,
+                    own_k_pointers,
+                    own_v_pointers,
+                    from_source,
+                    from_row_source,
+                    in_own,
+                    D,
+                    HAS_SOURCE,
+                    HAS_ROW_SOURCE,
+                )
+                in_slot = present
             has_own = tile * TILE + (TILE - 1) >= length
 
-            k = load_vectors(pool_base, entry, pool_strides[3], 1, in_slot, D, BLOCK_D, P, POOL_TYPE)  # [C, J, P]
-            if HAS_SOURCE:
-                other = load_vectors(source_base, s, source_s3, source_s4, from_source, D, BLOCK_D, P, SOURCE_TYPE)
-                k = overlay(k, other, from_source, FLOAT32)
-            if HAS_ROW_SOURCE:
-                other = load_vectors(row_base, s, row_s3, row_s4, from_row_source, D, BLOCK_D, P, ROW_SOURCE_TYPE)
-                k = overlay(k, other, from_row_source, FLOAT32)
-            if has_own:
-                other = load_vectors(k_base, s - length, k_strides[2], k_strides[3], in_own, D, BLOCK_D, P, K_TYPE)
-                k = overlay(k, other, in_own, POOL_TYPE)
-            if IEEE:  # noqa: SIM108
-                x = ieee_scores(q, k, BLOCK_D)  # [Q, J]
-            else:
-                x = exact_scores(q_hi, q_lo, q_exponent, k)  # [Q, J]
-
-            distance = (length + t)[:, None] - s[None, :]  # [Q, J]
-            visible = visible_pairs(s, in_source | in_slot | in_own, distance, sink, query_window, CAUSAL)
+            visible = visible_pairs(s, present, length + t, t < tokens, sink, query_window, CAUSAL)
             if HAS_BIAS:
-                bias_entry = bias_entries(s, t, distance, length, sinks, window_low, own_tokens, CAUSAL)
-                bias_offsets = bias_index[:, None] + bias_entry.to(tl.int64) * bias_strides[3]
-                bias = load_float(bias_ptr + bias_offsets, visible & (t < tokens)[:, None], BIAS_TYPE)  # [Q, J]
-                x = x + bias
+                first, entry = bias_entries(s, t, length, sinks, window_low, own_tokens, CAUSAL)
+                offsets = (bias_index + first * bias_strides[3])[:, None] - (entry * bias_strides[3])[None, :]
+                bias = load_float(bias_ptr + offsets, visible, BIAS_TYPE)  # [Q, J]
                 visible = visible & (bias != -INF)
 
-            v = load_vectors(pool_base + D, entry, pool_strides[3], 1, in_slot, D, BLOCK_D, P, POOL_TYPE)  # [C, J, P]
-            if HAS_SOURCE:
-                base = source_base + D * source_s4
-                other = load_vectors(base, s, source_s3, source_s4, from_source, D, BLOCK_D, P, SOURCE_TYPE)
-                v = overlay(v, other, from_source, FLOAT32)
-            if HAS_ROW_SOURCE:
-                base = row_base + D * row_s4
-                other = load_vectors(base, s, row_s3, row_s4, from_row_source, D, BLOCK_D, P, ROW_SOURCE_TYPE)
-                v = overlay(v, other, from_row_source, FLOAT32)
-            if has_own:
-                other = load_vectors(v_base, s - length, v_strides[2], v_strides[3], in_own, D, BLOCK_D, P, V_TYPE)
-                v = overlay(v, other, in_own, POOL_TYPE)
+            x = tl.zeros((BLOCK_Q, TILE), tl.float32)  # [Q, J]
+            for first_d in range(0, D, WIDTH):
+                k = load_vectors(k_pointers, 1, in_slot, first_d, D, WIDTH, 16, POOL_TYPE)  # [C, J, P]
+                if not ALIKE:
+                    k = overlay_others(
+                        k,
+                        source_pointers,
+                        row_pointers,
+                        own_k_pointers,
+                        source_strides[4],
+                        row_source_strides[4],
+                        k_strides[3],
+                        from_source,
+                        from_row_source,
+                        in_own,
+                        has_own,
+                        first_d,
+                        D,
+                        WIDTH,
+                        HAS_SOURCE,
+                        HAS_ROW_SOURCE,
+                        POOL_TYPE,
+                        SOURCE_TYPE,
+                        ROW_SOURCE_TYPE,
+                        K_TYPE,
+                    )
+                if IEEE:
+                    x = ieee_scores(q, k, BLOCK_D)
+                elif WIDTH >= D:
+                    x += fixed_scores(q_exponent, q_high, q_mid, q_low, k)
+                else:
+                    chunk = load_vectors(q_pointers, q_strides[3], t < tokens, first_d, D, WIDTH, 16, Q_TYPE)
+                    chunk_exponent, chunk_high, chunk_mid, chunk_low = fixed_query(chunk)
+                    x += fixed_scores(chunk_exponent, chunk_high, chunk_mid, chunk_low, k)
+
+            if HAS_BIAS:
+                x = x + bias
+            v = load_vectors(v_pointers, 1, in_slot, 0, D, BLOCK_D, 16, POOL_TYPE)  # [C, J, P]
+            if not ALIKE:
+                v = overlay_others(
+                    v,
+                    source_pointers + D * source_strides[4],
+                    row_pointers + D * row_source_strides[4],
+                    own_v_pointers,
+                    source_strides[4],
+                    row_source_strides[4],
+                    v_strides[3],
+                    from_source,
+                    from_row_source,
+                    in_own,
+                    has_own,
+                    0,
+                    D,
+                    BLOCK_D,
+                    HAS_SOURCE,
+                    HAS_ROW_SOURCE,
+                    POOL_TYPE,
+                    SOURCE_TYPE,
+                    ROW_SOURCE_TYPE,
+                    V_TYPE,
+                )
             v, v_exponent, v_finite = finite_values(v, MIN_IEEE_EXPONENT if IEEE else MIN_EXPONENT)
             y = poisoned(x * factor, visible, v_finite[None, :])
             if IEEE:
                 tile_m, tile_l, tile_e, tile_a = ieee_values(y, v, v_exponent)
             else:
-                tile_m, tile_l, tile_e, tile_a = exact_values(y, v, v_exponent)
+                tile_m, tile_l, tile_e, tile_a = fixed_values(y, v, v_exponent)
             part_m, part_l, part_e, part_a = fold(part_m, part_l, part_e, part_a, tile_m, tile_l, tile_e, tile_a)
-        m, l, e, a = fold(m, l, e, a, part_m, part_l, part_e, part_a)  # noqa: E741
+        if BY_SPLIT:
+            m, l, e, a = part_m, part_l, part_e, part_a  # noqa: E741
+        else:
+            m, l, e, a = fold(m, l, e, a, part_m, part_l, part_e, part_a)  # noqa: E741
 
     in_step = t < own_tokens
     lane_index = (batch_row64 * own_tokens + t) * (H * G) + query_head  # of [B * ROWS, T, H * G]
@@ -346,8 +397,8 @@ def write_kernel(
         start = tl.load(line_ptr + WRITES + 3 * write + 1)
         some = i < tl.load(line_ptr + WRITES + 3 * write + 2)
         own = token - i if REVERSE else token + i
-        k = whole(load_vectors(k_base, own, k_strides[2], k_strides[3], some, D, BLOCK_D, BLOCK_D, K_TYPE))
-        v = whole(load_vectors(v_base, own, v_strides[2], v_strides[3], some, D, BLOCK_D, BLOCK_D, V_TYPE))
+        k = whole(load_vectors(at(k_base, own, k_strides[2]), k_strides[3], some, 0, D, BLOCK_D, BLOCK_D, K_TYPE))
+        v = whole(load_vectors(at(v_base, own, v_strides[2]), v_strides[3], some, 0, D, BLOCK_D, BLOCK_D, V_TYPE))
         pointers = pool_base + (start + i).to(tl.int64)[:, None] * pool_strides[3] + d[None, :]
         mask = some[:, None] & (d < D)[None, :]
         store_float(pointers, k, mask, POOL_TYPE)

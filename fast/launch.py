@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import triton
 from torch import Tensor
 
 from boundedkv.attend_checks import RowSource
 from boundedkv.config import BoundedKVConfig
 from boundedkv.fast.kernels import attention_kernel, merge_kernel, write_kernel
+from boundedkv.fast.runtime import interpreted
 from boundedkv.numerics import SPLIT, score_factor
 from boundedkv.plan import BoundedPlan
 
@@ -43,15 +45,20 @@ class Shape(NamedTuple):
 
     block_d: int
     block_q: int
-    num_warps: int
+    threads: int
 
 
-def attention_shape(head_dim: int, lanes: int, ieee: bool) -> Shape:
-    """Choose a program's block. Free of the bits: a query's arithmetic does not depend on the lanes beside it."""
-    block_d = max(16, 1 << (head_dim - 1).bit_length())
+def attention_shape(head_dim: int, lanes: int, ieee: bool, bias: bool) -> Shape:
+    """Choose a program's block. Free of the bits: a query's arithmetic does not depend on the lanes beside it.
+
+    The largest that leaves every variant its registers. Tensor cores share 32 elements among four warps, not 16.
+    """
+    block_d = max(32, 1 << (head_dim - 1).bit_length())
     if ieee:
-        return Shape(block_d, 1, 4 if block_d <= 64 else 8)
-    return Shape(block_d, 16 if lanes <= 16 or block_d == 256 else 32, 4 if block_d <= 64 else 8)
+        return Shape(block_d, 1, 128 if block_d <= 64 else 256)
+    if lanes > 16 and (block_d == 64 or (block_d == 128 and not bias)):
+        return Shape(block_d, 32, 256)
+    return Shape(block_d, 16, 128 if block_d <= 64 else 256)
 
 
 def attend(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs, ieee: bool) -> Tensor:
@@ -62,7 +69,7 @@ def attend(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs, ieee: boo
     if batch_rows == 0:
         return out
     group = query_heads // config.num_heads
-    shape = attention_shape(head_dim, own_tokens * group, ieee)
+    shape = attention_shape(head_dim, own_tokens * group, ieee, bias is not None)
     blocks = _cdiv(own_tokens * group, shape.block_q)
     programs = batch_rows * config.num_heads * blocks
     # The sinks and the window fill splits apart, and the window may begin inside one.
@@ -99,12 +106,13 @@ def attend(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs, ieee: boo
         HAS_BIAS=bias is not None,
         HAS_SOURCE=source is not None and plan.reads_source,
         HAS_ROW_SOURCE=storage is not None and plan.reads_row_source,
+        ALIKE=_alike(pool, k, v, *(source for source in (source, storage) if source is not None)),
         BY_SPLIT=by_split,
         **{f"{name}_TYPE": _TYPES[t.dtype] for name, t in (("Q", q), ("K", k), ("V", v), ("POOL", pool))},
         SOURCE_TYPE=_TYPES[_or(source, pool).dtype],
         ROW_SOURCE_TYPE=_TYPES[_or(storage, pool).dtype],
         BIAS_TYPE=_TYPES[_or(bias, q).dtype],
-        num_warps=shape.num_warps,
+        threads=shape.threads,
     )
     if by_split:
         _launch(
@@ -145,7 +153,7 @@ def write(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs) -> None:
         ROWS=config.rows_per_request,
         H=config.num_heads,
         D=config.head_dim,
-        BLOCK_D=max(16, 1 << (config.head_dim - 1).bit_length()),
+        BLOCK_D=max(32, 1 << (config.head_dim - 1).bit_length()),
         BLOCK_T=_WRITE_TOKENS,
         REVERSE=config.reverse_step_order,
         K_TYPE=_TYPES[k.dtype],
@@ -154,20 +162,37 @@ def write(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs) -> None:
     )
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, threads: int = 128, **constants: Any) -> None:
     """Launch with fusion off: a fused multiply-add rounds once where the contract rounds twice.
 
-    One tile in flight: a second one costs more registers and shared memory than a multiprocessor has.
+    One tile in flight: a second one costs more registers and shared memory than a multiprocessor has. On NVIDIA the
+    compiler may use all registers that a thread can have, instead of spilling some to fit one more program.
 
     The interpreter computes in numpy, which would warn of infinities that the contract has a meaning for.
     """
+    options: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": False}
+    if not interpreted():
+        target = triton.runtime.driver.active.get_current_target()
+        options["num_warps"] = threads // target.warp_size
+        if target.backend == "cuda":
+            options["maxnreg"] = 255
     with np.errstate(all="ignore"):
-        kernel[grid](*args, **constants, num_stages=1, enable_fp_fusion=False)
+        kernel[grid](*args, **constants, **options)
 
 
 def _floats(tensor: Tensor) -> Tensor:
     """The tensor as kernels load it: bfloat16 by its bits."""
     return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+
+
+def _alike(*tensors: Tensor) -> bool:
+    """Whether one load can read vectors of any of these: of one type, contiguous, from multiples of 16 bytes on."""
+    first, size = tensors[0], tensors[0].element_size()
+    return all(tensor.dtype == first.dtype and tensor.stride(-1) == 1 for tensor in tensors) and not any(
+        start % 16
+        for tensor in tensors
+        for start in (tensor.data_ptr(), *(size * stride for stride in (first.shape[-1] // 2, *tensor.stride()[:-1])))
+    )
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

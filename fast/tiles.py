@@ -11,25 +11,25 @@ import triton.language as tl
 
 from boundedkv import plan as fmt
 from boundedkv.fast.arithmetic import (
-    FIX_BITS,
-    MAGIC,
+    DOT_SHIFT,
+    LEFT_BITS,
+    LEFT_UNITS,
     MIN_EXPONENT,
+    RIGHT_BITS,
     TILE,
-    WEIGHT_BITS,
-    WEIGHT_UNITS,
-    as_stored,
     ceil,
     exact_dot,
     exp2,
     exp2_int,
     exponents,
-    fix,
-    halves,
-    load_float,
+    fix_left,
+    fix_right,
     power_of_two,
+    to_units,
     tree,
     value_exponent,
 )
+from boundedkv.fast.entries import crossed, whole
 
 LENGTH: tl.constexpr = tl.constexpr(fmt.LENGTH)
 SINK: tl.constexpr = tl.constexpr(fmt.SINK)
@@ -70,66 +70,27 @@ def locate(s, length, sinks, low, ring_low, source_sinks, ring_start, straight, 
 
 
 @triton.jit
-def load_vectors(
-    base_ptr,
-    index,
-    stride,
-    d_stride,
-    mask,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    P: tl.constexpr,
-    DTYPE: tl.constexpr,
-):
-    """Vectors at `index` [N] of an array, in pieces [BLOCK_D / P, N, P]; zero where masked and beyond D.
-
-    In pieces a thread holds much of few vectors instead of little of many: fewer addresses, fewer steps to a maximum.
-    """
-    d = tl.arange(0, BLOCK_D // P)[:, None, None] * P + tl.arange(0, P)[None, None, :]
-    offsets = index.to(tl.int64)[None, :, None] * stride + d.to(tl.int64) * d_stride
-    return load_float(base_ptr + offsets, mask[None, :, None] & (d < D), DTYPE)
-
-
-@triton.jit
-def overlay(x, others, mask, HELD_TYPE: tl.constexpr):
-    """The vectors x [C, N, P], and where masked [N] others instead, as elements of HELD_TYPE hold them."""
-    return tl.where(mask[None, :, None], as_stored(others, HELD_TYPE), x)
-
-
-@triton.jit
-def whole(x):
-    """Vectors in pieces [C, N, P] as rows [N, D]."""
-    return tl.reshape(tl.permute(x, (1, 0, 2)), (x.shape[1], x.shape[0] * x.shape[2]))
-
-
-@triton.jit
-def crossed(x):
-    """Vectors in pieces of 16 [C, N, 16] as columns [D, N], element 4a + 2b + c of a piece at 8b + 2a + c.
-
-    That is how the registers of a tensor core hold a piece, so no element changes its thread. An exact dot does not ask
-    for an order, as long as both sides have the same.
-    """
-    C: tl.constexpr = x.shape[0]
-    N: tl.constexpr = x.shape[1]
-    return tl.reshape(tl.permute(tl.reshape(x, (C, N, 4, 2, 2)), (0, 3, 2, 4, 1)), (C * 16, N))
-
-
-@triton.jit
-def visible_pairs(s, present, distance, sink, query_window, CAUSAL: tl.constexpr):
-    """Which of the present positions s [J] each query sees, `distance` [Q, J] before it: [Q, J]."""
+def visible_pairs(s, present, position, real, sink, query_window, CAUSAL: tl.constexpr):
+    """Which of the present stream positions s [J] each real query [Q] sees, itself at `position` [Q]: [Q, J]."""
+    visible = present[None, :] & real[:, None]
     if CAUSAL:
-        reach = tl.where(present, tl.where(s < sink, -0x80000000, query_window + 1), 0).to(tl.uint32, bitcast=True)
-        return distance.to(tl.uint32, bitcast=True) < reach[None, :]  # a key after the query is 2^31 or more before it
-    return present[None, :] & (distance == distance)  # true: it lends its shape
+        # As an unsigned number the distance to a key after the query is 2^31 or more.
+        distance = (position[:, None] - s[None, :]).to(tl.uint32, bitcast=True)
+        reach = tl.where(s < sink, 0x7FFFFFFF, query_window).to(tl.uint32, bitcast=True)
+        visible = visible & (distance <= reach[None, :])
+    return visible
 
 
 @triton.jit
-def bias_entries(s, t, distance, length, sinks, low, own_tokens, CAUSAL: tl.constexpr):
-    """Which entry of the per-distance score term belongs to a pair: [Q, J]."""
+def bias_entries(s, t, length, sinks, low, own_tokens, CAUSAL: tl.constexpr):
+    """Which entry of the per-distance score term belongs to a pair: first [Q] less index [J], both int64."""
     if CAUSAL:
-        return distance
-    index = tl.where(s < sinks, s, s - low + sinks)
-    return (t + (length - low + sinks + own_tokens - 1))[:, None] - index[None, :]
+        first = length + t
+        index = s
+    else:
+        first = t + (length - low + sinks + own_tokens - 1)
+        index = tl.where(s < sinks, s, s - low + sinks)
+    return first.to(tl.int64), index.to(tl.int64)
 
 
 @triton.jit
@@ -139,14 +100,22 @@ def ieee_scores(q, k, D: tl.constexpr):
 
 
 @triton.jit
-def exact_scores(q_hi, q_lo, q_exponent, k):
-    """Scores [Q, J] in 16-bit fixed point, for tensor cores; NaN where a vector is not finite."""
+def fixed_query(q):
+    """A chunk of queries, in pieces [C, Q, 16], in fixed point: exponents [Q] and three parts [Q, elements]."""
+    exponent = exponents(q, MIN_EXPONENT)
+    high, mid, low = fix_left(q * exp2_int(-exponent + (LEFT_BITS - 1))[None, :, None])
+    return exponent, tl.trans(crossed(high)), tl.trans(crossed(mid)), tl.trans(crossed(low))
+
+
+@triton.jit
+def fixed_scores(q_exponent, q_high, q_mid, q_low, k):
+    """Scores [Q, J] of a chunk of elements in fixed point, for tensor cores; NaN where a vector is not finite."""
     k_exponent = exponents(k, MIN_EXPONENT)
-    k_hi, k_lo = fix(k, k_exponent)
-    x = exact_dot(q_hi, q_lo, crossed(k_hi), crossed(k_lo))
-    x = x * exp2_int(tl.minimum(q_exponent - 11, 0))[:, None]
-    x = x * exp2_int(k_exponent - 11)[None, :]
-    return x * exp2_int(tl.maximum(q_exponent - 11, 0))[:, None]
+    k_high, k_low = fix_right(k, exp2_int(-k_exponent + (RIGHT_BITS - 1))[None, :, None])
+    x = exact_dot(q_high, q_mid, q_low, crossed(k_high), crossed(k_low))
+    x = x * exp2_int(tl.minimum(q_exponent - 13, 0))[:, None]
+    x = x * exp2_int(k_exponent - 12)[None, :]
+    return x * exp2_int(tl.maximum(q_exponent - 13, 0))[:, None]
 
 
 @triton.jit
@@ -162,7 +131,7 @@ def ieee_values(y, v, v_exponent):
     """Weights and weighted values of one query, every operation a binary32 operation: m, l, e [1] and a [1, D]."""
     m = ceil(tl.max(y, 1))
     z = y - m[:, None]
-    p = exp2(z, True)  # [1, J]
+    p = exp2(z)  # [1, J]
     g = value_exponent(z, v_exponent.to(tl.float32))
     scaled = p * power_of_two(-g + 1.0)[:, None]
     a = tree(tl.trans(tl.trans(scaled) * whole(v)), TILE)  # [J, D] -> [D, J] -> [D]
@@ -170,15 +139,15 @@ def ieee_values(y, v, v_exponent):
 
 
 @triton.jit
-def exact_values(y, v, v_exponent):
-    """Weights and weighted values in 16-bit fixed point, for tensor cores: m, l, e [Q] and a [Q, D]."""
+def fixed_values(y, v, v_exponent):
+    """Weights and weighted values in fixed point, for tensor cores: m, l, e [Q] and a [Q, D]."""
     m = ceil(tl.max(y, 1))
     z = y - m[:, None]
-    p = exp2(z, False)  # [Q, J]
-    l = tl.sum(tl.fma(p, WEIGHT_UNITS, MAGIC) - MAGIC, 1)  # noqa: E741
+    p = exp2(z)  # [Q, J]
+    l = tl.sum(to_units(p * LEFT_UNITS), 1).to(tl.float32) * (1.0 / LEFT_UNITS)  # noqa: E741
     g = value_exponent(z, v_exponent.to(tl.float32))
-    weighted = p * exp2_int(v_exponent)[None, :]
-    fixed = tl.fma(weighted, power_of_two(-g + WEIGHT_BITS)[:, None], MAGIC) - MAGIC
-    p_hi, p_lo = halves(fixed)
-    v_hi, v_lo = fix(v, v_exponent)
-    return m, l, g + (8 - FIX_BITS), exact_dot(p_hi, p_lo, whole(v_hi), whole(v_lo))
+    weights = p * exp2_int(v_exponent)[None, :]
+    p_high, p_mid, p_low = fix_left(weights * power_of_two(-g + LEFT_BITS)[:, None])
+    v_high, v_low = fix_right(v, exp2_int(-v_exponent + (RIGHT_BITS - 1))[None, :, None])
+    a = exact_dot(p_high, p_mid, p_low, whole(v_high), whole(v_low))
+    return m, l, g + (DOT_SHIFT - LEFT_BITS - RIGHT_BITS + 1), a

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from boundedkv.numerics import FIX_BITS, MIN_EXPONENT, MIN_POWER, NAN_BITS
+from boundedkv.numerics import EXP2, LOW_BITS, MIN_POWER, NAN_BITS, RIGHT_LOW_BITS
 
 
 def tree(x: Tensor) -> Tensor:
@@ -21,45 +21,44 @@ def tree(x: Tensor) -> Tensor:
     return x[..., 0]
 
 
-def fix(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Write vectors as integers of 16 bits and sign, by the exponent of their largest element.
+def fix_left(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Write numbers below 2^24 as integers 2^16 high + 2^8 mid + low, high at most 2^8, the others at most 2^7."""
+    high = (x / 2 ** (2 * LOW_BITS)).round()
+    x = x - 2 ** (2 * LOW_BITS) * high
+    mid = (x / 2**LOW_BITS).round()
+    return high, mid, (x - 2**LOW_BITS * mid).round()
 
-    Args:
-        x: [..., D].
 
-    Returns:
-        hi and lo [..., D] with `x = (256 hi + lo) * 2^(exponent - 15)`; the exponent and whether all elements are
-        finite, [..., 1]. A vector that is not finite is written as zeros.
+def fix_right(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Write numbers below 2^21 as integers 2^11 high + low, both at most 2^10."""
+    n = x.round()
+    high = (n / 2**RIGHT_LOW_BITS).round()
+    return high, n - 2**RIGHT_LOW_BITS * high
+
+
+def exact_dot(left: tuple[Tensor, Tensor, Tensor], right: tuple[Tensor, Tensor]) -> Tensor:
+    """Matrix product of fixed-point numbers over 2^18, without the product of the low parts.
+
+    Each of the five products below is an integer of at most 2^24 for up to 64 of them: no order of summation changes
+    it. They meet in four rounded adds, small ones first. The products are taken in binary64 because PyTorch can be told
+    to take those of binary32 more coarsely; they are exact in either.
     """
-    ok = finite(x)
-    x = torch.where(ok, x, 0.0)
-    exponent = exponent_of(x).clamp(min=MIN_EXPONENT)
-    hi, lo = halves((x * power_of_two(FIX_BITS - exponent)).round())
-    return hi, lo, exponent, ok
+    (high, mid, low), (right_high, right_low) = ([part.double() for part in parts] for parts in (left, right))
+    x = (mid @ right_low).float() * 2**-10
+    x = (low @ right_high).float() * 2**-7 + x
+    x = (high @ right_low).float() * 2**-2 + x
+    x = (mid @ right_high).float() * 2 + x
+    return (high @ right_high).float() * 2**9 + x
 
 
-def halves(n: Tensor) -> tuple[Tensor, Tensor]:
-    """Integers as 256 hi + lo with |lo| <= 128: each half is exact in 16-bit floats."""
-    hi = (n / 256).round()
-    return hi, n - 256 * hi
-
-
-def exact_dot(left_hi: Tensor, left_lo: Tensor, right_hi: Tensor, right_lo: Tensor) -> Tensor:
-    """Matrix product of fixed-point numbers over 256, without the product of the low halves; rounded once.
-
-    Both parts are integers of at most 2^24, so no order of summation changes them.
-    """
-    return 256 * (left_hi @ right_hi) + (left_hi @ right_lo + left_lo @ right_hi)
-
-
-def exp2(z: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+def exp2(z: Tensor) -> Tensor:
     """2^z for -126 <= z <= 0, and 0 for everything else, NaN included."""
     inside = z >= MIN_POWER
     z = torch.where(inside, z, 0.0)
     n = z.round()
     f = z - n
-    p = torch.full_like(f, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
+    p = torch.full_like(f, EXP2[-1])
+    for coefficient in reversed(EXP2[:-1]):
         p = p * f
         p = p + coefficient
     return torch.where(inside, p * power_of_two(n), 0.0)

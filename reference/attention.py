@@ -20,26 +20,24 @@ import torch
 from torch import Tensor
 
 from boundedkv.numerics import (
-    EXP2_EXACT,
-    EXP2_IEEE,
-    FIX_BITS,
+    CHUNK,
+    DOT_SHIFT,
+    LEFT_BITS,
+    MIN_EXPONENT,
     MIN_IEEE_EXPONENT,
     MIN_POWER,
+    RIGHT_BITS,
     SPLIT,
     TILE,
-    WEIGHT_BITS,
     score_factor,
 )
-from boundedkv.reference.arithmetic import exact_dot, exp2, exponent_of, finite, fix, halves, power_of_two, tree
+from boundedkv.reference.arithmetic import exact_dot, exp2, exponent_of, finite, fix_left, fix_right, power_of_two, tree
 
 INF = float("inf")
 
 
 class Partial(NamedTuple):
-    """Softmax over some of the keys: the weights are relative to 2^m, their sum is l, of the values it is a * 2^e.
-
-    In the exact path l and a are 2^16 times that.
-    """
+    """Softmax over some of the keys: the weights are relative to 2^m, their sum is l, of the values it is a * 2^e."""
 
     m: Tensor  # [..., T, 1], an integer; -inf: no key seen, +inf: poisoned
     l: Tensor  # [..., T, 1]  # noqa: E741
@@ -60,7 +58,7 @@ def attend(
         visible: [T, N] bool: which keys a query sees.
         bias: [..., T, N] added to the dot product, -inf masks; None for none.
         scale: factor on the scores.
-        ieee: plain binary32 and sums in a tree, instead of 16-bit fixed point.
+        ieee: plain binary32 and sums in a tree, instead of fixed point.
 
     Returns:
         [..., T, D] float32, zeros where a query sees no key, NaN where it sees a poisoned pair.
@@ -118,7 +116,7 @@ def ieee_tile(scores: Scores, v: Tensor) -> Partial:
     y = log2_scores(x, scores, v_finite)
     m = y.amax(-1, keepdim=True).ceil()  # [..., T, 1]
     z = y - m
-    p = exp2(z, EXP2_IEEE)  # [..., T, J]
+    p = exp2(z)  # [..., T, J]
     g = value_exponent(z, v_exponent)  # [..., T, 1]
     scaled = p * power_of_two(1 - g)  # keeps the sum below in range
     a = tree((scaled[..., None] * v[..., None, :, :]).transpose(-1, -2))  # [..., T, J, D] -> [..., T, D]
@@ -126,26 +124,46 @@ def ieee_tile(scores: Scores, v: Tensor) -> Partial:
 
 
 def exact_tile(scores: Scores, v: Tensor) -> Partial:
-    """One tile in 16-bit fixed point: the sums are exact, in whatever order a matrix product takes them."""
-    q_hi, q_lo, q_exponent, q_finite = fix(scores.q)  # [..., T, D], [..., T, 1]
-    k_hi, k_lo, k_exponent, k_finite = fix(scores.k)  # [..., J, D], [..., J, 1]
-    x = exact_dot(q_hi, q_lo, k_hi.mT, k_lo.mT)  # [..., T, J], to be scaled by 2^(q_exponent + k_exponent - 22)
-    q_shift = q_exponent - 11
-    x = x * power_of_two(q_shift.clamp(max=0))
-    x = x * power_of_two(k_exponent.mT - 11)
-    x = x * power_of_two(q_shift.clamp(min=0))
-    x = torch.where(q_finite & k_finite.mT, x, torch.nan)
-    v_hi, v_lo, v_exponent, v_finite = fix(v)  # [..., J, D], [..., J, 1]
+    """One tile in fixed point: the sums are exact, in whatever order a matrix product takes them."""
+    x = exact_scores(scores.q, scores.k)  # [..., T, J]
+    v_finite = finite(v)  # [..., J, 1]
+    v = torch.where(v_finite, v, 0.0)
+    v_exponent = exponent_of(v).clamp(min=MIN_EXPONENT)  # [..., J, 1]
     y = log2_scores(x, scores, v_finite)
     m = y.amax(-1, keepdim=True).ceil()  # [..., T, 1]
     z = y - m
-    p = exp2(z, EXP2_EXACT)  # [..., T, J]
-    l = (p * 2**WEIGHT_BITS).round().sum(-1, keepdim=True)  # noqa: E741  [..., T, 1], integers
+    p = exp2(z)  # [..., T, J]
+    units = (p * 2**LEFT_BITS).round().to(torch.int32)
+    l = units.sum(-1, keepdim=True).float() * 2**-LEFT_BITS  # noqa: E741  [..., T, 1]
     g = value_exponent(z, v_exponent)  # [..., T, 1]
-    fixed = p * power_of_two(v_exponent.mT) * power_of_two(WEIGHT_BITS - g)
-    p_hi, p_lo = halves(fixed.round())
-    a = exact_dot(p_hi, p_lo, v_hi, v_lo)  # [..., T, D]
-    return Partial(m, l, g + (8 - FIX_BITS), a)
+    weights = p * power_of_two(v_exponent.mT) * power_of_two(LEFT_BITS - g)
+    values = v * power_of_two(RIGHT_BITS - 1 - v_exponent)
+    a = exact_dot(fix_left(weights), fix_right(values))  # [..., T, D]
+    return Partial(m, l, g + (DOT_SHIFT - LEFT_BITS - RIGHT_BITS + 1), a)
+
+
+def exact_scores(q: Tensor, k: Tensor) -> Tensor:
+    """Dots of queries [..., T, D] and keys [..., J, D], chunk after chunk in fixed point: [..., T, J]."""
+    x = q.new_zeros((*q.shape[:-1], k.shape[-2]))
+    for q_chunk, k_chunk in zip(q.split(CHUNK, dim=-1), k.split(CHUNK, dim=-1), strict=True):
+        x = x + chunk_scores(q_chunk, k_chunk)
+    return x
+
+
+def chunk_scores(q: Tensor, k: Tensor) -> Tensor:
+    """Dots of chunks of queries [..., T, C] and keys [..., J, C]: [..., T, J]; NaN where one is not finite."""
+    q_finite, k_finite = finite(q), finite(k)  # [..., T, 1], [..., J, 1]
+    q, k = torch.where(q_finite, q, 0.0), torch.where(k_finite, k, 0.0)
+    q_exponent = exponent_of(q).clamp(min=MIN_EXPONENT)
+    k_exponent = exponent_of(k).clamp(min=MIN_EXPONENT)
+    left = fix_left(q * power_of_two(LEFT_BITS - 1 - q_exponent))
+    high, low = fix_right(k * power_of_two(RIGHT_BITS - 1 - k_exponent))
+    x = exact_dot(left, (high.mT, low.mT))
+    q_shift = q_exponent - 13  # with k_exponent - 12: the exponents, less 23 and 20 fixed bits, plus the dot's 18
+    x = x * power_of_two(q_shift.clamp(max=0))
+    x = x * power_of_two(k_exponent.mT - 12)
+    x = x * power_of_two(q_shift.clamp(min=0))
+    return torch.where(q_finite & k_finite.mT, x, torch.nan)
 
 
 def log2_scores(x: Tensor, scores: Scores, v_finite: Tensor) -> Tensor:

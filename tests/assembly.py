@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -32,7 +33,7 @@ import triton.language as tl
 from boundedkv import BoundedKVConfig, SinkWindow
 from boundedkv.plan import ROW_INTS, BoundedPlan
 
-TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950")
 
 
 class Case(NamedTuple):
@@ -53,30 +54,49 @@ class Case(NamedTuple):
     reverse: bool = False
 
 
-_HALF = {"q": "float16", "kv": "float16", "pool": "float16"}
-_BRAIN = {"q": "bfloat16", "kv": "bfloat16", "pool": "bfloat16"}
+# What a case can be, an axis each. Head dims: each size of a block, and one that does not fill its block.
+AXES: dict[str, tuple[dict[str, Any], ...]] = {
+    "head_dim": tuple({"head_dim": d} for d in (16, 64, 96, 128, 256)),
+    "step": ({"tokens": 1}, {"tokens": 64}, {"ieee": True}),
+    "types": (
+        {},
+        {"q": "float16", "kv": "float16", "pool": "float16"},
+        {"q": "bfloat16", "kv": "bfloat16", "pool": "bfloat16"},
+        {"q": "bfloat16", "kv": "float32", "pool": "float16"},
+        {"q": "float16", "kv": "bfloat16", "pool": "float32"},
+    ),
+    "bias": tuple({"bias": kind} for kind in ("", "float32", "float16", "bfloat16")),
+    "source": tuple({"source": kind} for kind in ("", "same", "float32", "float16", "bfloat16")),
+    "row_source": tuple({"row_source": kind} for kind in ("", "same", "float32", "float16", "bfloat16")),
+    "causal": ({"causal": True}, {"causal": False, "reverse": True}),
+    "retained": ({"retained": 100}, {"retained": 2000, "group": 2}),
+}
 
-# Each value of each constant at least once; tests/test_assembly.py sees to that.
-QUICK = (
-    Case(16, **_BRAIN, group=2, bias="bfloat16", source="float16", row_source="float32", retained=2000),
-    Case(64, tokens=64, bias="float32"),
-    Case(128, tokens=32, **_HALF, causal=False, reverse=True),
-    Case(256, tokens=32, pool="bfloat16"),
-    Case(24, ieee=True, **_HALF, bias="float16", source="float32", row_source="bfloat16"),
-    Case(16, ieee=True, source="bfloat16", row_source="float16", causal=False, retained=2000),
-)
 
-FULL = QUICK + tuple(
-    Case(head_dim, tokens, ieee, **kinds, **options)
-    for head_dim in (16, 24, 64, 128, 256)
-    for tokens, ieee in ((1, False), (64, False), (1, True))
-    for kinds, options in (
-        ({}, {}),
-        (_BRAIN, {"retained": 2000}),
-        ({}, {"bias": "float32", "source": "float32", "row_source": "float32"}),
-        (_HALF, {"causal": False, "bias": "float16", "reverse": True}),
-    )
-)
+def covering(strength: int) -> tuple[Case, ...]:
+    """Cases that hold every value of every axis (strength 1) or every pair of values of two axes (strength 2).
+
+    The usual greedy construction: each case is grown axis by axis, by the value that meets most of what is missing.
+    """
+    names = list(AXES)
+    missing = {
+        frozenset(zip(chosen, values, strict=True))
+        for chosen in itertools.combinations(names, strength)
+        for values in itertools.product(*(range(len(AXES[name])) for name in chosen))
+    }
+    cases = []
+    while missing:
+        grown = dict(min(missing, key=lambda some: sorted((names.index(name), value) for name, value in some)))
+        for name in [name for name in names if name not in grown]:
+            gains = [
+                sum(some <= {*grown.items(), (name, value)} for some in missing) for value in range(len(AXES[name]))
+            ]
+            grown[name] = gains.index(max(gains))
+        missing -= {some for some in missing if some <= set(grown.items())}
+        options = {key: value for name in names for key, value in AXES[name][grown[name]].items()}
+        pool = options.get("pool", "float32")
+        cases.append(Case(**{key: pool if value == "same" else value for key, value in options.items()}))
+    return tuple(cases)
 
 
 class Launch(NamedTuple):
@@ -142,7 +162,7 @@ def record(case: Case) -> list[Launch]:
 def name_of(launch: Launch) -> str:
     """The kernel with the constants that tell variants apart."""
     c = launch.constants
-    words = [launch.kernel.__name__.removesuffix("_kernel"), f"D{c['D']}", f"w{c.get('num_warps', 4)}"]
+    words = [launch.kernel.__name__.removesuffix("_kernel"), f"D{c['D']}"]
     words += [f"Q{c['BLOCK_Q']}"] if "BLOCK_Q" in c else []
     words += [key.lower().removeprefix("has_") for key, value in c.items() if value is True]
     words += ["".join("fhb"[value] for key, value in c.items() if key.endswith("_TYPE"))]
@@ -168,23 +188,35 @@ class Target:
     def get_current_stream(self, device: Any = None) -> int:
         return 0
 
-    def compile(self, launch: Launch) -> dict[str, Any]:
-        """Compile one launch: the texts of its stages and what `measure` finds."""
+    def use(self) -> None:
+        """Be the device that launches are made for."""
         from triton.runtime import driver
 
         driver.set_active(self)
+
+    def compile(self, launch: Launch) -> dict[str, Any]:
+        """Compile one launch: the texts of its stages and what `measure` finds."""
         log = io.StringIO()
         with contextlib.redirect_stdout(log):
             done = launch.kernel.warmup(*launch.args, grid=(1,), **launch.constants)
         texts = {stage: text for stage, text in done.asm.items() if isinstance(text, str) and stage != "source"}
-        return {**texts, "shared": done.metadata.shared, **measure(done.asm, log.getvalue())}
+        return {**texts, "shared": done.metadata.shared, **measure(done.asm, log.getvalue(), chunks(launch.constants))}
 
 
+NUMBERS = ("registers", "spilled", "shared", "tile")
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/|\s+[vsdb]\w*_")
 
 
-def loop_of(lines: list[str]) -> list[str]:
-    """The instructions of the main loop: the shortest stretch that jumps back and holds nearly all of the work."""
+def chunks(constants: dict[str, Any]) -> int:
+    """How often the loop over a key's elements turns in one tile."""
+    return 1 if constants.get("IEEE", True) else -(-constants["D"] // 64)
+
+
+def instructions(lines: list[str], turns: int) -> int:
+    """How many instructions a warp takes for one turn of the main loop, in which an inner loop turns so often.
+
+    The main loop is the shortest stretch that jumps back and holds nearly all of the work.
+    """
     place: dict[str, int] = {}
     for i, line in enumerate(lines):
         if label := re.match(r"\s*(?:/\*([0-9a-f]{4,})\*/|(\.LBB\w+):)", line):
@@ -194,17 +226,20 @@ def loop_of(lines: list[str]) -> list[str]:
         jump = re.search(r"\bBRA\S*\s.*?0x([0-9a-f]+)|s_c?branch\S*\s+(\.LBB\w+)", line)
         start = place.get((jump[1] or jump[2]).lstrip("0")) if jump else None
         if start is not None and start < i:
-            loops.append([text for text in lines[start : i + 1] if _INSTRUCTION.match(text)])
-    work = [sum(bool(re.search(r"MMA|F(MUL|ADD|FMA)|_f32", text)) for text in loop) for loop in loops]
-    return min((loop for loop, n in zip(loops, work, strict=True) if n >= 0.9 * max(work)), key=len, default=[])
+            loops.append(range(start, i + 1))
+    work = [sum(bool(re.search(r"MMA|F(MUL|ADD|FMA)|_f32", lines[i])) for i in loop) for loop in loops]
+    main = min((loop for loop, n in zip(loops, work, strict=True) if n >= 0.9 * max(work)), key=len, default=range(0))
+    inner = max((loop for loop in loops if set(loop) < set(main)), key=len, default=range(0))
+    count = [sum(bool(_INSTRUCTION.match(lines[i])) for i in loop) for loop in (main, inner)]
+    return count[0] + (turns - 1) * count[1]
 
 
-def measure(asm: dict[str, Any], log: str) -> dict[str, Any]:
-    """Registers, bytes spilled and instructions of the main loop; None where the tools to tell are missing."""
+def measure(asm: dict[str, Any], log: str, turns: int) -> dict[str, Any]:
+    """Registers, bytes spilled and instructions a tile; None where the tools to tell are missing."""
     if "amdgcn" in asm:
         read = dict(re.findall(r"\.(\w+):\s+(\d+)$", asm["amdgcn"], flags=re.MULTILINE))
         registers, spilled = int(read["vgpr_count"]), int(read["private_segment_fixed_size"])
-        return {"registers": registers, "spilled": spilled, "loop": len(loop_of(asm["amdgcn"].splitlines()))}
+        return {"registers": registers, "spilled": spilled, "tile": instructions(asm["amdgcn"].splitlines(), turns)}
     from triton import knobs
 
     used = re.search(r"Used (\d+) registers", log)
@@ -214,7 +249,7 @@ def measure(asm: dict[str, Any], log: str) -> dict[str, Any]:
         file.flush()
         sass = subprocess.run([knobs.nvidia.cuobjdump.path, "-sass", file.name], capture_output=True, text=True).stdout
     registers, spilled = int(used[1]) if used else None, int(spill[1]) if spill else None
-    return {"registers": registers, "spilled": spilled, "loop": len(loop_of(sass.splitlines()))}
+    return {"registers": registers, "spilled": spilled, "tile": instructions(sass.splitlines(), turns)}
 
 
 @triton.jit
@@ -272,7 +307,7 @@ def chosen(kind: str) -> dict[str, Launch]:
     if kind == "wrong":
         x = (torch.empty(256, device="meta"),)
         return {kernel.__name__: Launch(kernel, x, {"enable_fp_fusion": kernel is fused}) for kernel in WRONG}
-    return {name_of(launch): launch for case in (QUICK if kind == "quick" else FULL) for launch in record(case)}
+    return {name_of(launch): launch for case in covering(1 if kind == "quick" else 2) for launch in record(case)}
 
 
 def main() -> None:
@@ -284,6 +319,7 @@ def main() -> None:
     options = parser.parse_args()
     for name in options.targets or TARGETS:
         target = Target(name)
+        target.use()
         for kernel, launch in chosen(options.kind).items():
             result = {"target": name, "kernel": kernel, "constants": launch.constants}
             try:
@@ -292,7 +328,7 @@ def main() -> None:
                 result |= {"error": str(error)}
             if options.texts is not None:
                 (options.texts / f"{name}-{kernel}.json").write_text(json.dumps(result), encoding="utf-8")
-            numbers = [f"{key} {result.get(key, '-')}" for key in ("registers", "spilled", "shared", "loop")]
+            numbers = [f"{key} {result.get(key, '-')}" for key in NUMBERS]
             print(f"{name:7} {kernel:55} {', '.join(numbers)} {result.get('error', '')}", flush=True)
 
 

@@ -1,14 +1,13 @@
-"""Derive the two polynomials for 2^f on [-1/2, 1/2] that `boundedkv.numerics` carries.
+"""Derive the polynomial for 2^f on [-1/2, 1/2] that `boundedkv.numerics` carries.
 
-Both have c0 = 1 exactly and are evaluated by Horner in binary32, multiply then add, never fused. Degree 4
-(`EXP2_EXACT`) serves the default path, where rounding the weights to 16 bits costs more than the polynomial does;
-degree 6 (`EXP2_IEEE`) serves the ieee path and is as good as that evaluation allows.
+It has c0 = 1 exactly and is evaluated by Horner in binary32, multiply then add, never fused. Degree 6 is as good as
+that evaluation allows.
 
 How: a Remez exchange gives the minimax relative error with c0 fixed; then the coefficients are rounded to binary32
 one after the other, lowest first, and the rest is refitted after each rounding. The first coefficients also try their
 neighbouring floats, and the candidate with the smallest evaluated error is taken.
 
-    python tests/derive_exp2.py          derive both, check every float with exponent >= -8, print constants and bounds
+    python tests/derive_exp2.py          derive it, check every float with exponent >= -8, print constants and bounds
 
 Only numpy is needed: the smallest error sought, 2^-29, is far above what float64 blurs.
 """
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
+DEGREE = 6
 # A Chebyshev grid, dense at the ends where the error peaks; even length, so 0 (where the error is 0) is not on it.
 GRID: F64 = 0.5 * np.cos(np.linspace(np.pi, 0.0, 4000))
 
@@ -144,14 +144,12 @@ class Report:
         return self
 
 
-def derive(degree: int) -> tuple[float, ...]:
+def derive() -> tuple[float, ...]:
     """The coefficients, ascending, each exactly a binary32 value. The same on every machine."""
-    # Degree 4: the approximation error dwarfs that of evaluating it, so it alone decides. Degree 6: what is left is
-    # rounding, so candidates are evaluated, all of them on few floats, the best ones on many.
-    if degree == 4:
-        return min(candidates(degree, (1, 1)), key=theoretical)
+    # What is left of the error is that of the evaluation: candidates are evaluated, all of them on few floats, the best
+    # ones on many.
     few, many = evenly_spaced(1 << 15), evenly_spaced(1 << 20)
-    ranked = sorted(candidates(degree, (1, 1, 1)), key=lambda c: Report().add(c, few).ulps)
+    ranked = sorted(candidates(DEGREE, (1, 1, 1)), key=lambda c: Report().add(c, few).ulps)
     return min(ranked[:8], key=lambda c: Report().add(c, many).ulps)
 
 
@@ -177,31 +175,28 @@ def check(coefficients: Sequence[float], step: int = 1) -> Report:
 
 
 def main() -> int:
-    """Derive, check and print both polynomials; exit status 1 if a condition fails."""
-    good = True
-    for name, degree in (("EXP2_EXACT", 4), ("EXP2_IEEE", 6)):
-        c = derive(degree)
-        report = check(c)
-        zero, low, high = (float(horner(c, np.array([x], np.float32))[0]) for x in (0.0, -0.5, 0.5))
-        print(f"{name} = (  # degree {degree}, ascending")
-        for x in c:
-            print(f"    {x!r},  # 0x{int(np.float32(x).view(np.int32)):08X}  {x.hex()}")
-        print(")")
-        print(f"  minimax, real coefficients : 2^{np.log2(theoretical(remez([1.0], degree))):.3f}")
-        print(f"  binary32 coefficients      : 2^{np.log2(theoretical(c)):.3f}")
-        print(f"  evaluated in binary32      : 2^{np.log2(report.relative):.3f}, {report.ulps:.4f} ulp")
-        print(f"  over                       : {report.floats} floats")
-        conditions = {
-            "p(0) == 1": zero == 1.0,
-            "p >= 1 for f >= 0, p <= 1 for f <= 0": report.ordered,
-            "1/2 <= p < 2": report.in_range,
-            "p(1/2) <= 2 p(-1/2), so 2^x does not fall where n steps": high <= 2 * low,
-        }
-        for text, held in conditions.items():
-            print(f"  {'holds' if held else 'FAILS'}: {text}")
-        print(f"  monotone, float by float: {'yes' if report.monotone else 'no'} (not required)")
-        good &= all(conditions.values())
-    return 0 if good else 1
+    """Derive, check and print the polynomial; exit status 1 if a condition fails."""
+    c = derive()
+    report = check(c)
+    zero, low, high = (float(horner(c, np.array([x], np.float32))[0]) for x in (0.0, -0.5, 0.5))
+    print(f"EXP2 = (  # degree {DEGREE}, ascending")
+    for x in c:
+        print(f"    {x!r},  # 0x{int(np.float32(x).view(np.int32)):08X}  {x.hex()}")
+    print(")")
+    print(f"  minimax, real coefficients : 2^{np.log2(theoretical(remez([1.0], DEGREE))):.3f}")
+    print(f"  binary32 coefficients      : 2^{np.log2(theoretical(c)):.3f}")
+    print(f"  evaluated in binary32      : 2^{np.log2(report.relative):.3f}, {report.ulps:.4f} ulp")
+    print(f"  over                       : {report.floats} floats")
+    conditions = {
+        "p(0) == 1": zero == 1.0,
+        "p >= 1 for f >= 0, p <= 1 for f <= 0": report.ordered,
+        "1/2 <= p < 2": report.in_range,
+        "p(1/2) <= 2 p(-1/2), so 2^x does not fall where n steps": high <= 2 * low,
+    }
+    for text, held in conditions.items():
+        print(f"  {'holds' if held else 'FAILS'}: {text}")
+    print(f"  monotone, float by float: {'yes' if report.monotone else 'no'} (not required)")
+    return 0 if all(conditions.values()) else 1
 
 
 if __name__ == "__main__":
