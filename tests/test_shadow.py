@@ -1,6 +1,7 @@
 """Shadow: silent beside a correct manager, loud beside a planted fault, and without effect on what an engine gets."""
 
 import os
+import random
 import subprocess
 import sys
 
@@ -66,6 +67,78 @@ def test_neither_does_the_other_backend(judged, every):
     assert shadow.difference is None
 
 
+LEASE = SlotLease(0, BucketKey("main", 2, 3))
+
+
+def random_life(manager, draw, turns=40):
+    """Whatever an engine may do, in any order: what is refused is refused."""
+    pads = ("pad0", "pad1")
+    captured = manager.plan(BoundedKVStep((), {}), StepContext((), "main", 0, True, LEASE, pads))
+    written, states = {}, []
+    for _ in range(turns):
+        rid = draw.choice("abcd")
+        do = draw.choice(["step"] * 8 + ["rollback", "remove", "reset", "rewind", "export", "import", "free_slots"])
+        step = BoundedKVStep((Segment(rid, draw.randint(0, 3)),), {rid: StreamPosition(0, written.get(rid, 0))})
+        leased = draw.random() < 0.4
+        rows = (rid, "pad0") if leased else (rid,)
+        ctx = StepContext((rid,), slot_lease=LEASE if leased else None, padded_request_ids=rows)
+        try:
+            if do in ("step", "rollback") and manager.admit(step, ctx).ok:
+                plan = manager.plan(step, ctx)
+                assert manager.current is plan
+                if do == "rollback":
+                    manager.rollback_admit(step, ctx)
+                    continue
+                for layer_idx in (0, 1):
+                    q, k, v = (torch.full((len(rows), 1, 3, 3), draw.random()) for _ in range(3))
+                    manager.attend(layer_idx, q, k, v, plan=captured if leased and draw.random() < 0.5 else None)
+                manager.commit(step, ctx)
+                written[rid] = written.get(rid, 0) + step.segments[0].span
+            elif do == "remove":
+                manager.remove_request(rid)
+                written.pop(rid, None)
+            elif do == "reset":
+                manager.reset_request(rid, free=draw.random() < 0.5)
+                written.pop(rid, None)
+            elif do == "rewind":
+                back = max(0, written.get(rid, 0) - 1)
+                manager.rewind_request(rid, back)
+                written[rid] = back
+            elif do == "export":
+                states.append(manager.export_request(rid))
+            elif do == "import" and states:
+                manager.import_request(rid, states[-1])
+                written[rid] = states[-1]["written"]
+            else:
+                assert manager.free_slots <= 3
+        except (ValueError, RuntimeError):
+            continue
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_nor_in_any_random_life(every):
+    config = BoundedKVConfig(2, 1, 3, SinkWindow(1, 3), max_slots=3, spare=2)
+    for seed in range(25):
+        shadow = Shadow(build(config, backend="reference"), every=every)
+        random_life(shadow, random.Random(seed))
+        assert shadow.difference is None
+
+
+def test_a_plan_ahead_leaves_a_lease_as_its_last_plan_left_it():
+    """The captured plan reads what the lease's last plan wrote, which was not compared, in a step that is."""
+    shadow = Shadow(build(CONFIG, backend="reference"), every=2)
+    pads = ("pad0", "pad1")
+    captured = shadow.plan(BoundedKVStep((), {}), StepContext((), "main", 0, True, LEASE, pads))
+    one_step(shadow)
+    step, ahead = (BoundedKVStep((Segment("a", 1),), {"a": StreamPosition(0, written)}) for written in (2, 3))
+    shadow.plan(step, StepContext(("a",), slot_lease=LEASE, padded_request_ids=("a", "pad0")))
+    shadow.plan(ahead, StepContext(("a",)))
+    for layer_idx in (0, 1):
+        shadow.attend(layer_idx, *(torch.ones(2, 1, 1, 3) for _ in range(3)), plan=captured)
+    assert shadow.difference is None
+    assert shadow.layer(1)[0, 0, 0, 2].any()
+
+
 def test_an_engine_gets_what_the_judged_manager_gives():
     inner = build(CONFIG, backend="reference")
     given = []
@@ -104,11 +177,25 @@ def test_slots_that_the_engine_writes_itself_are_taken_over():
 def test_between_samples_the_reference_is_not_asked(monkeypatch):
     shadow = Shadow(build(CONFIG, backend="reference"), every=10)
     asked = []
-    attend = shadow._reference._attend
-    monkeypatch.setattr(shadow._reference, "_attend", lambda *given: asked.append(given[0]) or attend(*given))
+    reference = shadow._reference._manager
+    attend = reference._attend
+    monkeypatch.setattr(reference, "_attend", lambda *given: asked.append(given[0]) or attend(*given))
     for turn in range(25):
         one_step(shadow, written=2 * turn, seed=turn)
-    assert asked == [0, 1, 0, 1, 0]  # the period is 11, which two layers do not divide
+    assert asked == [0, 1, 0]  # of steps 0, 10 and 20, the layers by turns
+
+
+def test_requests_that_ended_are_forgotten():
+    shadow = Shadow(build(CONFIG, backend="reference"), every=2)
+    for rid in "abc":
+        one_step(shadow, rid)
+    for rid in "abc":
+        assert shadow._slot_of
+        assert shadow._history
+        shadow.remove_request(rid)
+    assert not shadow._slot_of
+    assert not shadow._history
+    assert not shadow._reference._deferred
 
 
 # Beside a fault.
@@ -142,6 +229,8 @@ class Faulty(ReferenceManager):
                 self._slots[layer_idx, 1, 0, 0, 1, 0] += 1
             if self.fault == "neighbour":
                 self._slots[layer_idx, 0, 0, 0, 0, 0] += 1
+            if self.fault == "table":
+                arguments[3].table[0, 3] += 1
             if self.fault == "error":
                 raise OSError("no such luck")
         return out
@@ -183,6 +272,7 @@ FAULTS = {
     "bit": r"^attend\(layer_idx=0, q=float32.*\): result\[0, 1, 0, 2\] is \S+ \(0x\w{8}\) for reference, .*; 1 of 6",
     "slot": r"^attend\(.*\): layer\(0\)\[1\] after it\[0, 0, 1, 0\] is",
     "neighbour": r"^attend\(.*\): layer\(0\)\[0\] before it\[0, 0, 0, 0\] is",
+    "table": r"^attend\(layer_idx=1, .*\): plan.table\[0, 3\] is 0 \(0x00000000\) for reference, 1 ",
     "commit": r"^attend\(.*\): layer\(1\)\[0\] before it\[0, 0, 1, 0\] is",
     "error": r"^attend\(.*\): error is None for reference, OSError\('no such luck'\) for judged",
     "export": r"^export_request\(rid='a'\): result\['ring'\]\[0, 0, 0, 0, 0\] is",
@@ -217,7 +307,7 @@ def test_a_fault_is_logged_once_and_changes_nothing(fault, caplog):
 
 @pytest.mark.parametrize("fault", ["bit", "slot", "error"])
 def test_samples_find_a_fault_in_attend(fault):
-    shadow = Shadow(faulty(fault), every=4)
+    shadow = Shadow(faulty(fault), every=3)
     with pytest.raises((Difference, OSError)):
         life(shadow)
     assert (shadow.difference is None) == (fault == "error")  # it came from an attend that was not sampled
@@ -225,7 +315,7 @@ def test_samples_find_a_fault_in_attend(fault):
 
 def test_nothing_is_compared_while_a_graph_is_captured(monkeypatch):
     shadow = Shadow(faulty("bit"))
-    monkeypatch.setattr(shadow, "_capturing", lambda: True, raising=False)
+    monkeypatch.setattr(shadow, "_is_capturing", lambda: True)
     life(shadow)
     assert shadow.difference is None
 

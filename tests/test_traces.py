@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import device_of
 from trace_reader import read_by_the_page
 
 from boundedkv import (
@@ -75,6 +78,20 @@ def test_the_page_is_enough_to_read_a_trace(tmp_path):
     assert arrays[attend["result"]["name"]].tobytes() == out.numpy().tobytes()
     assert arrays[attend["arguments"]["k"]["name"]].tobytes() == tensors()[1].numpy().tobytes()
     assert arrays[layer["result"]["name"]].tobytes() == manager.layer(0).numpy().tobytes()
+
+
+def test_the_example_of_the_page_makes_the_trace_it_shows(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "traces.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    header, shown = map(json.loads, re.findall(r"^```json\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE))
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    trace, arrays = read_by_the_page(tmp_path / "step.safetensors")
+    assert trace == shown
+    assert {name: tensor["shape"] for name, tensor in header.items()} == {
+        name: list(array.shape) for name, array in arrays.items()
+    }
+    assert header["2.result.table"]["data_offsets"] == [32, 128]
 
 
 def test_recording_changes_nothing_and_a_replay_has_every_bit(tmp_path):
@@ -156,7 +173,7 @@ def test_equal_steps_stay_two_and_the_same_stays_one(tmp_path):
     replay(tmp_path / "trace", build(CONFIG, backend="reference"))
 
 
-def test_a_plan_of_a_call_is_the_replayed_ones_and_a_foreign_one_is_written_out(tmp_path):
+def test_a_plan_of_a_call_is_the_replayed_ones_and_a_foreign_one_is_written_out(backend, tmp_path):
     lease = SlotLease(0, BucketKey("main", 2, 2))
 
     def calls(manager):
@@ -173,8 +190,7 @@ def test_a_plan_of_a_call_is_the_replayed_ones_and_a_foreign_one_is_written_out(
     assert first == {"type": "plan_of_call", "call": 1}
     assert second["type"] == "plan"
     assert trace.tensors[trace.calls[3]["result"]["name"]][0].any()  # the capture's plan reads the lease's new lines
-    for backend in ("reference", "fast"):
-        assert replay(tmp_path / "trace", build(CONFIG, backend=backend)) == 5
+    assert replay(tmp_path / "trace", build(CONFIG, device_of(backend), backend=backend)) == 5
 
 
 def test_a_step_that_changes_is_refused(tmp_path):

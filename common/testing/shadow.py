@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from boundedkv.backends import build
 from boundedkv.manager import BoundedKVManager
-from boundedkv.plan import ROW_INTS, SLOT, BoundedPlan
+from boundedkv.plan import BoundedPlan
 from boundedkv.step import StepContext
 from boundedkv.testing.compare import differences, told
-from boundedkv.testing.differential import REMEMBERED_PLANS, Difference
+from boundedkv.testing.differential import Difference
+from boundedkv.testing.follower import Follower, slots_named
 from boundedkv.testing.repro import Call, write_repro
 from boundedkv.testing.traces import require_safetensors
 from boundedkv.testing.wrapper import Answer, Wrapper, ask
@@ -27,25 +26,24 @@ from boundedkv.testing.wrapper import Answer, Wrapper, ask
 REMEMBERED_CALLS = 4096
 _NAMES = ("reference", "judged")
 _ENDS = ("remove_request", "reset_request", "rollback_admit")
-_MOVES = (*_ENDS, "import_request", "cleanup")  # after these a request may hold another slot than it was planned for
-_NO_LINES = torch.zeros(0, ROW_INTS, dtype=torch.int32)
 _log = logging.getLogger(__name__)
 
 
 class Shadow(Wrapper):
     """A manager to use in the place of another: it returns what that one returns, and compares with the reference.
 
-    Every lifecycle call is made on the reference too, which lives in the host's memory, and compared. Of the attends,
-    one in `every` is: the slots that its plan names are brought over first, so those in between cost a counter. A slot
-    that was compared before and has changed since without a call that may change it is a difference too.
+    The reference lives in the host's memory and is told of every step and request, which is cheap, and compared. The
+    plan and the attends are compared in one step of `every`: the slots that the plan names are brought over first, so
+    the other steps cost next to nothing. A slot that was compared before and has changed since without a call that may
+    change it is a difference too.
 
     No attend is compared while a graph is captured, since nothing may be copied then, and replays are seen by nobody:
     with a plan on a lease all slots count as changed. After a difference nothing is compared any more.
 
     Args:
         manager: the manager that is judged, none of its slots held.
-        every: of how many attends one is compared. Raised to the next number that shares no divisor with the number
-            of layers, so that each layer has its turn.
+        every: 1 compares everything. From 2 on, one step in so many is compared: its plan, and its attends of one
+            layer, the layers by turns.
         on_difference: "raise" a `Difference` from the call in which it shows, which has been made; or "log" it.
         folder: where a folder that shows the difference again is put; None for none.
 
@@ -75,17 +73,15 @@ class Shadow(Wrapper):
         if folder is not None:
             require_safetensors()
         super().__init__(manager)
-        self._reference = build(manager.config, "cpu", backend="reference")
-        self._period = next(n for n in range(every, 2 * every + 2) if math.gcd(n, manager.config.num_layers) == 1)
+        self._reference = Follower(manager.config)
+        self._every = every
         self._raises = on_difference == "raise"
         self._folder = None if folder is None else Path(folder)
         self._order = threading.RLock()
         self._found: str | None = None
-        self._attends = 0
-        self._alike: list[set[int]] = [set() for _ in range(manager.config.num_layers)]  # slots that both have alike
-        self._slot_of: dict[str, int] = {}
-        self._plans: deque[tuple[BoundedPlan, BoundedPlan]] = deque(maxlen=REMEMBERED_PLANS)
-        self._captured: list[tuple[BoundedPlan, BoundedPlan]] = []
+        self._steps = 0
+        self._layers: range = range(manager.config.num_layers if every == 1 else 0)  # those compared in this step
+        self._slot_of: dict[str, int] = {}  # as last planned; one that was never planned wrote no slot by attend
         self._history: deque[Call] = deque(maxlen=REMEMBERED_CALLS)  # lifecycle calls since no slot was held
 
     @property
@@ -94,151 +90,126 @@ class Shadow(Wrapper):
         return self._found
 
     def _call(self, name: str, arguments: dict[str, Any]) -> Any:
-        if self._found is None and name == "attend":
-            if not self._is_due(arguments):
-                return ask(self._manager, name, arguments).given()
+        if name == "layer":
+            self._reference.lose_slots()  # whoever has them may write to them
+        if self._found is not None or name in ("layer", "post_warmup_validate"):
+            return ask(self._manager, name, arguments).given()
+        if name != "attend":
+            with self._order:
+                return self._compared(name, arguments)
+        if self._is_due(arguments):
             with self._order:
                 return self._compared_attend(arguments)
-        if self._found is not None or name in ("layer", "post_warmup_validate"):
-            if name == "layer":
-                self._forget_slots()  # whoever has them may write to them
-            return ask(self._manager, name, arguments).given()
-        with self._order:
-            return self._compared(name, arguments)
+        self._reference.lose_slots()
+        return ask(self._manager, name, arguments).given()
 
     # The lifecycle.
 
     def _compared(self, name: str, arguments: dict[str, Any]) -> Any:
-        before = list(self._follow_request(arguments["rid"])) if name == "export_request" else []
+        rid = arguments.get("rid")
+        slot = self._slot_of.get(rid) if name == "export_request" and isinstance(rid, str) else None
+        found = [] if slot is None else [*self._followed(range(self.config.num_layers), [slot], "before it")]
         judged = ask(self._manager, name, arguments)
-        reference = ask(self._reference, name, arguments)
-        message = next(iter([*before, *self._differences(name, arguments, judged, reference)]), None)
-        if message is not None:
-            calls = [*self._history, *self._slots_for(name, arguments), Call(name, arguments, judged, reference)]
-            self._report(name, arguments, message, calls)
-            return judged.given()
-        self._history.append(Call(name, _without_entries(arguments)))
-        if name == "plan" and judged.error is None:
-            self._remember(judged.value, reference.value, arguments["ctx"])
-        if name in _MOVES:
-            self._slot_of.clear()
-        if name in _ENDS and self._reference.free_slots == self.config.max_slots:
-            self._history.clear()
+        if name == "plan" and judged.error is None and not self._starts_sample(arguments["ctx"]):
+            self._reference.defer_plan(**arguments)
+        elif name != "current" or self._reference.current_is_known:
+            reference = self._reference.ask(name, arguments)
+            found += differences("error", reference.error, judged.error, _NAMES)
+            found += differences("result", reference.value, judged.value, _NAMES)
+            if found:
+                before = [] if slot is None else self._contents(range(self.config.num_layers), [slot])
+                calls = [*self._history, *before, Call(name, arguments, judged, reference)]
+                self._report(name, arguments, found[0], calls)
+                return judged.given()
+            if name == "plan" and judged.error is None:
+                self._reference.pair_plans(judged.value, reference.value, arguments["ctx"])
+        self._remember(name, arguments, judged)
         return judged.given()
 
-    def _differences(self, name: str, arguments: Mapping[str, Any], judged: Answer, reference: Answer) -> Iterator[str]:
-        yield from differences("error", reference.error, judged.error, _NAMES)
-        left, right = reference.value, judged.value
-        if isinstance(left, BoundedPlan) and isinstance(right, BoundedPlan) and self.device.type != "cpu":
-            # Their tables wait for an attend: a look at one now would hold the engine up until its device is idle.
-            left, right = left._replace(table=_NO_LINES), right._replace(table=_NO_LINES)
-        if name == "export_request" and arguments["rid"] not in self._slot_of:
-            left, right = (_without_entries(state) if isinstance(state, Mapping) else state for state in (left, right))
-        yield from differences("result", left, right, _NAMES)
+    def _starts_sample(self, ctx: StepContext) -> bool:
+        """Whether the step that is planned is compared; a capture is always, and counts for none."""
+        if ctx.capture:
+            return True
+        sample, turn = divmod(self._steps, self._every)
+        self._steps += 1
+        num_layers = self.config.num_layers
+        if self._every > 1:
+            self._layers = range(0) if turn else range(sample % num_layers, sample % num_layers + 1)
+        return turn == 0
 
-    def _remember(self, judged: BoundedPlan, reference: BoundedPlan, ctx: StepContext) -> None:
-        (self._captured if ctx.capture else self._plans).append((judged, reference))
-        if ctx.slot_lease is not None:
-            self._forget_slots()
-        if not ctx.capture:
-            self._slot_of.update({rid: row[0] for rid, row in zip(ctx.row_ids, judged.rows, strict=True)})
-
-    # The slots.
-
-    def _forget_slots(self) -> None:
-        for slots in self._alike:
-            slots.clear()
-
-    def _follow(self, layer_idx: int, slots: list[int], when: str) -> Iterator[str]:
-        """Compare the slots that both had alike; take over the others."""
-        alike = self._alike[layer_idx]
-        entries = self._manager.layer(layer_idx)[slots].cpu()
-        mine = self._reference.layer(layer_idx)
-        for slot, theirs in zip(slots, entries, strict=True):
-            if slot in alike:
-                yield from differences(f"layer({layer_idx})[{slot}] {when}", mine[slot], theirs, _NAMES)
-            else:
-                mine[slot] = theirs
-                alike.add(slot)
-
-    def _follow_request(self, rid: str) -> Iterator[str]:
-        if rid in self._slot_of:
-            for layer_idx in range(self.config.num_layers):
-                yield from self._follow(layer_idx, [self._slot_of[rid]], "before it")
-
-    def _slots_for(self, name: str, arguments: Mapping[str, Any]) -> Iterator[Call]:
-        """The calls that put an exported request's slots in place."""
-        if name == "export_request" and arguments["rid"] in self._slot_of:
-            slot = self._slot_of[arguments["rid"]]
-            for layer_idx in range(self.config.num_layers):
-                yield _writes(layer_idx, [slot], self._reference.layer(layer_idx)[[slot]])
+    def _remember(self, name: str, arguments: Mapping[str, Any], judged: Answer) -> None:
+        self._history.append(Call(name, _without_entries(arguments)))
+        if name == "plan" and judged.error is None and not arguments["ctx"].capture:
+            rows = zip(arguments["ctx"].row_ids, judged.value.rows, strict=True)
+            self._slot_of.update({rid: slot for rid, (slot, _, _) in rows})
+        if name in _ENDS and judged.error is None:
+            self._slot_of = {rid: slot for rid, slot in self._slot_of.items() if self._reference.holds(rid)}
+            if self._reference.free_slots == self.config.max_slots:
+                self._history.clear()
 
     # Attends.
 
     def _is_due(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether an attend is to be compared. One that is not leaves the reference's slots behind."""
-        self._attends += 1
-        if (self._attends - 1) % self._period == 0 and not self._capturing() and self._is_comparable(arguments):
-            return True
-        self._forget_slots()
-        return False
-
-    def _capturing(self) -> bool:
-        return bool(self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
-
-    def _is_comparable(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether the reference can be asked the same: not of tensors elsewhere, nor of the judged one's own slots."""
-        return all(tensor.device == self.device for tensor in _tensors_in(arguments)) and not any(
-            tensor.untyped_storage().data_ptr() == self._manager.layer(layer_idx).untyped_storage().data_ptr()
-            for layer_idx in range(self.config.num_layers)
-            for tensor in (arguments["k"], arguments["v"])
-            if isinstance(tensor, Tensor)
+        """Whether an attend is compared: the reference must be able to take it, and a capture be over."""
+        layer_idx = arguments["layer_idx"]
+        if layer_idx not in self._layers and self._every > 1:
+            return False
+        if self._is_capturing():
+            return False
+        slots = ask(self._manager, "layer", {"layer_idx": layer_idx}).value
+        return all(tensor.device == self.device for tensor in _tensors_in(arguments)) and not (
+            # Of an attend to the slots themselves only the manager they belong to can tell.
+            isinstance(slots, Tensor)
+            and any(_same_memory(slots, tensor) for tensor in _tensors_in((arguments["k"], arguments["v"])))
         )
+
+    def _is_capturing(self) -> bool:
+        return bool(self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
     @torch.no_grad()
     def _compared_attend(self, arguments: dict[str, Any]) -> Any:
-        layer_idx = arguments["layer_idx"]
-        given = {key: _on_host(value) for key, value in arguments.items()}
-        plans = self._plans_of(arguments["plan"])
-        slots = self._slots_in(layer_idx, plans)
-        found = list(self._follow(layer_idx, slots, "before it")) if slots else []
-        calls = [_writes(layer_idx, slots, self._reference.layer(layer_idx)[slots])] if slots else []
-        if plans is not None:
-            given["plan"] = plans[1]
-            found += differences("plan", plans[1], plans[0], _NAMES)
-        shown = {key: _on_host(value) for key, value in given.items()}
+        layer_idx, plan = arguments["layer_idx"], arguments["plan"]
+        given = {key: _on_host(value) for key, value in arguments.items() if key != "plan"}
+        plan = ask(self._manager, "current", {}).value if plan is None else plan
+        found: list[str] = []
+        layers, slots = range(0), list[int]()
+        if isinstance(plan, BoundedPlan):
+            mine = self._reference.plan_for(plan)
+            found += differences("plan", mine, plan, _NAMES)
+            slots = slots_named(mine, self.config.max_slots)
+            layers = range(layer_idx, layer_idx + 1) if layer_idx in range(self.config.num_layers) else layers
+            given["plan"] = mine
+        else:
+            given["plan"] = plan
+        found += self._followed(layers, slots, "before it")
+        calls = [*self._contents(layers, slots), Call("attend", {key: _on_host(value) for key, value in given.items()})]
         judged = ask(self._manager, "attend", arguments)
-        reference = ask(self._reference, "attend", given)
+        reference = self._reference.ask("attend", given)
+        calls[-1] = calls[-1]._replace(judged=judged, reference=reference)
         found += differences("error", reference.error, judged.error, _NAMES)
         found += differences("result", reference.value, judged.value, _NAMES)
-        calls.append(Call("attend", shown, judged, reference))
-        if slots:
-            after = [Answer(manager.layer(layer_idx)[slots].cpu()) for manager in (self._manager, self._reference)]
-            calls.append(Call("read_slots", {"layer_idx": layer_idx, "slots": tuple(slots)}, *after))
-            found += self._follow(layer_idx, slots, "after it")
+        for each in layers:
+            answers = [Answer(manager.layer(each)[slots].cpu()) for manager in (self._manager, self._reference)]
+            calls.append(Call("read_slots", {"layer_idx": each, "slots": tuple(slots)}, *answers))
+        found += self._followed(layers, slots, "after it")
         if found:
             self._report("attend", arguments, found[0], calls)
         return judged.given()
 
-    def _plans_of(self, plan: Any) -> tuple[BoundedPlan, BoundedPlan] | None:
-        """A plan of the judged manager, and the reference's of the same step or else a copy; None if it is none."""
-        if plan is None:
-            plan = ask(self._manager, "current", {}).value
-        if not isinstance(plan, BoundedPlan):
-            return None
-        for pair in (*self._plans, *self._captured):
-            if pair[0] is plan:
-                return pair
-        return plan, plan._replace(table=_on_host(plan.table))
+    def _followed(self, layers: range, slots: list[int], when: str) -> Iterator[str]:
+        for layer_idx in layers:
+            for slot, mine, theirs in self._reference.follow(layer_idx, slots, self._manager.layer(layer_idx)):
+                yield from differences(f"layer({layer_idx})[{slot}] {when}", mine, theirs, _NAMES)
 
-    def _slots_in(self, layer_idx: Any, plans: tuple[BoundedPlan, BoundedPlan] | None) -> list[int]:
-        """The slots that a plan names, by its table as it is now; none for a call that will be refused."""
-        is_layer = isinstance(layer_idx, int) and 0 <= layer_idx < self.config.num_layers
-        if plans is None or not is_layer or plans[0].table.ndim != 2:
-            return []
-        lines = plans[0].table[: len(plans[0].rows)].cpu()
-        slots = {int(line[SLOT]) for line in lines if line.any()}
-        return sorted(slots & set(range(self.config.max_slots)))
+    def _contents(self, layers: range, slots: list[int]) -> list[Call]:
+        """The calls that put the slots as they are for the reference."""
+        return [
+            Call(
+                "write_slots",
+                {"layer_idx": each, "slots": tuple(slots), "entries": self._reference.layer(each)[slots]},
+            )
+            for each in layers
+        ]
 
     # What is told of a difference.
 
@@ -256,8 +227,8 @@ class Shadow(Wrapper):
         _log.error(message)
 
 
-def _writes(layer_idx: int, slots: list[int], entries: Tensor) -> Call:
-    return Call("write_slots", {"layer_idx": layer_idx, "slots": tuple(slots), "entries": entries})
+def _same_memory(left: Tensor, right: Tensor) -> bool:
+    return left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
