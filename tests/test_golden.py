@@ -12,8 +12,9 @@ from boundedkv import NUMERICS_VERSION, PLAN_VERSION, build
 pytest.importorskip("safetensors")
 
 from boundedkv.testing import read_trace, replay
-from boundedkv.testing.golden import golden_traces, main
-from boundedkv.testing.golden_streams import LARGER, STREAMS, normal
+from boundedkv.testing.golden import golden_traces
+from boundedkv.testing.golden.__main__ import main
+from boundedkv.testing.golden.streams import LARGER, STREAMS, normal
 from boundedkv.testing.traces import FORMAT_VERSION
 
 TRACES = golden_traces()
@@ -40,7 +41,7 @@ def test_the_versions_are_the_codes(path):
 
 
 def test_recording_anew_gives_the_same_files(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("boundedkv.testing.golden.FOLDER", tmp_path)
+    monkeypatch.setattr("boundedkv.testing.golden.__main__.FOLDER", tmp_path)
     main([])
     assert capsys.readouterr().out.count(" KB") == len(STREAMS)
     for path in TRACES:
@@ -48,8 +49,8 @@ def test_recording_anew_gives_the_same_files(tmp_path, monkeypatch, capsys):
 
 
 def test_another_folder_gets_the_larger_ones_too(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("boundedkv.testing.golden.STREAMS", {"no-sink": STREAMS["no-sink"]})
-    monkeypatch.setattr("boundedkv.testing.golden.LARGER", {"poison": STREAMS["poison"]})
+    monkeypatch.setattr("boundedkv.testing.golden.__main__.STREAMS", {"no-sink": STREAMS["no-sink"]})
+    monkeypatch.setattr("boundedkv.testing.golden.__main__.LARGER", {"poison": STREAMS["poison"]})
     main(["--out", str(tmp_path / "more")])
     assert {path.stem for path in (tmp_path / "more").iterdir()} == {"no-sink", "poison"}
     assert not set(LARGER) & set(STREAMS)
@@ -76,7 +77,8 @@ def test_features_that_must_not_be_lost():
     configs = [trace["config"] for trace in traces]
     assert {1, 16, 24, 64, 256} <= {config["head_dim"] for config in configs}
     assert {"float32", "float16", "bfloat16"} == {config["dtype"] for config in configs}
-    for name in ("query_window", "reverse_step_order", "spare", "scale", "num_query_heads"):
+    for name in ("query_window", "reverse_step_order", "spare", "scale", "num_query_heads", "rows_per_request"):
         assert len({config[name] for config in configs}) > 1
+    assert any(config["max_source_len"] > 2048 for config in configs)
     assert any(len(config["retention"]) > 1 for config in configs)
     assert any(config["retention"][0][2] for config in configs)

@@ -25,7 +25,7 @@ from boundedkv import (
 )
 from boundedkv.reference import ReferenceManager
 from boundedkv.testing import Difference, Shadow, read_trace, record, replay
-from boundedkv.testing.golden_streams import STREAMS
+from boundedkv.testing.golden.streams import STREAMS
 
 pytest.importorskip("safetensors")
 

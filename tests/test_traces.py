@@ -250,6 +250,23 @@ def test_a_planted_fault_is_told_with_its_call_and_place(fault, expected, tmp_pa
         replay(recorded(tmp_path / "trace"), manager)
 
 
+def test_a_manager_that_spoils_its_arguments_does_not_spoil_the_trace(tmp_path):
+    def twice(manager):
+        one_step(manager)
+        manager.attend(0, *tensors())
+
+    manager = build(CONFIG, backend="reference")
+    attend = manager._attend
+
+    def spoiling(layer_idx, q, *others):
+        out = attend(layer_idx, q, *others)
+        q.zero_()
+        return out
+
+    manager._attend = spoiling
+    assert replay(recorded(tmp_path / "trace", twice), manager) == 6
+
+
 def test_errors_are_replayed_by_type_text_and_attributes(tmp_path):
     def refused(manager):
         with pytest.raises(AdmitRuntimeError):
@@ -288,6 +305,14 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
     manager.close()
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
+
+def test_a_file_of_that_name_is_replaced_not_written_over(tmp_path):
+    (tmp_path / "trace").write_text("the old one")
+    with (tmp_path / "trace").open() as old:
+        recorded(tmp_path / "trace")
+        assert old.read() == "the old one"
+    assert len(read_trace(tmp_path / "trace").calls) == 5
 
 
 def test_an_error_in_the_block_leaves_the_trace_of_what_was_called(tmp_path):

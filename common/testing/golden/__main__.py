@@ -1,8 +1,4 @@
-"""The golden traces: recorded once, shipped with the package, so that bits cannot drift unnoticed.
-
-`python -m boundedkv.testing.golden` records them anew with the reference, after a change that raised
-`NUMERICS_VERSION`. With `--out FOLDER` it writes there instead, and adds larger ones that are not shipped.
-"""
+"""Records the golden traces, where they are shipped from or in another folder, with larger ones beside them there."""
 
 from __future__ import annotations
 
@@ -11,15 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from boundedkv.backends import build
-from boundedkv.testing.golden_streams import LARGER, STREAMS, Stream
+from boundedkv.testing.golden import FOLDER
+from boundedkv.testing.golden.streams import LARGER, STREAMS, Stream
 from boundedkv.testing.traces import record
-
-FOLDER = Path(__file__).parent / "golden"
-
-
-def golden_traces() -> tuple[Path, ...]:
-    """The shipped traces, by name."""
-    return tuple(sorted(FOLDER.glob("*.safetensors")))
 
 
 def write_golden(folder: Path, streams: Mapping[str, Stream] = STREAMS) -> tuple[Path, ...]:
