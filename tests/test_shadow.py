@@ -305,6 +305,23 @@ def test_a_fault_is_logged_once_and_changes_nothing(fault, caplog):
     assert entry.getMessage() == shadow.difference
 
 
+@pytest.mark.parametrize("every", [1, 100])
+def test_a_comparison_that_fails_is_told_and_stops_nobody(every, caplog):
+    inner = build(CONFIG, backend="reference")
+    shadow = Shadow(inner, every=every, on_difference="log")
+    one_step(shadow)
+    plan = inner._plan
+    inner._plan = lambda step, ctx: plan(step, ctx)._replace(rows=())
+    step, ctx = BoundedKVStep((Segment("a", 1),), {"a": StreamPosition(0, 2)}), StepContext(("a",))
+    assert shadow.plan(step, ctx).rows == ()
+    assert len(caplog.records) == 1
+    assert shadow.difference.endswith(
+        "length of result.rows is 1 (0x1) for reference, 0 (0x0) for judged"
+        if every == 1
+        else "it could not be compared: ValueError('zip() argument 2 is shorter than argument 1')"
+    )
+
+
 @pytest.mark.parametrize("fault", ["bit", "slot", "error"])
 def test_samples_find_a_fault_in_attend(fault):
     shadow = Shadow(faulty(fault), every=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ REMEMBERED_CALLS = 4096
 _NAMES = ("reference", "judged")
 _ENDS = ("remove_request", "reset_request", "rollback_admit")
 _log = logging.getLogger(__name__)
+
+Watch = Generator[None, Answer, None]  # a comparison: what comes before the judged manager's call, and what after it
 
 
 class Shadow(Wrapper):
@@ -94,22 +96,25 @@ class Shadow(Wrapper):
             self._reference.lose_slots()  # whoever has them may write to them
         if self._found is not None or name in ("layer", "post_warmup_validate"):
             return ask(self._manager, name, arguments).given()
-        if name != "attend":
-            with self._order:
-                return self._compared(name, arguments)
-        if self._is_due(arguments):
-            with self._order:
-                return self._compared_attend(arguments)
-        self._reference.lose_slots()
-        return ask(self._manager, name, arguments).given()
+        if name == "attend" and not self._is_due(arguments):
+            self._reference.lose_slots()
+            return ask(self._manager, name, arguments).given()
+        with self._order:
+            watch = self._watched_attend(arguments) if name == "attend" else self._watched(name, arguments)
+            failure = _advance(watch)
+            judged = ask(self._manager, name, arguments)
+            failure = failure or _advance(watch, judged)
+            if failure is not None:
+                self._tell(name, arguments, f"it could not be compared: {failure!r}", [])
+            return judged.given()
 
     # The lifecycle.
 
-    def _compared(self, name: str, arguments: dict[str, Any]) -> Any:
+    def _watched(self, name: str, arguments: dict[str, Any]) -> Watch:
         rid = arguments.get("rid")
         slot = self._slot_of.get(rid) if name == "export_request" and isinstance(rid, str) else None
         found = [] if slot is None else [*self._followed(range(self.config.num_layers), [slot], "before it")]
-        judged = ask(self._manager, name, arguments)
+        judged = yield
         if name == "plan" and judged.error is None and not self._starts_sample(arguments["ctx"]):
             self._reference.defer_plan(**arguments)
         elif name != "current" or self._reference.current_is_known:
@@ -119,12 +124,11 @@ class Shadow(Wrapper):
             if found:
                 before = [] if slot is None else self._contents(range(self.config.num_layers), [slot])
                 calls = [*self._history, *before, Call(name, arguments, judged, reference)]
-                self._report(name, arguments, found[0], calls)
-                return judged.given()
+                self._tell(name, arguments, found[0], calls)
+                return
             if name == "plan" and judged.error is None:
                 self._reference.pair_plans(judged.value, reference.value, arguments["ctx"])
         self._remember(name, arguments, judged)
-        return judged.given()
 
     def _starts_sample(self, ctx: StepContext) -> bool:
         """Whether the step that is planned is compared; a capture is always, and counts for none."""
@@ -166,8 +170,7 @@ class Shadow(Wrapper):
     def _is_capturing(self) -> bool:
         return bool(self.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
-    @torch.no_grad()
-    def _compared_attend(self, arguments: dict[str, Any]) -> Any:
+    def _watched_attend(self, arguments: dict[str, Any]) -> Watch:
         layer_idx, plan = arguments["layer_idx"], arguments["plan"]
         given = {key: _on_host(value) for key, value in arguments.items() if key != "plan"}
         plan = ask(self._manager, "current", {}).value if plan is None else plan
@@ -183,7 +186,7 @@ class Shadow(Wrapper):
             given["plan"] = plan
         found += self._followed(layers, slots, "before it")
         calls = [*self._contents(layers, slots), Call("attend", {key: _on_host(value) for key, value in given.items()})]
-        judged = ask(self._manager, "attend", arguments)
+        judged = yield
         reference = self._reference.ask("attend", given)
         calls[-1] = calls[-1]._replace(judged=judged, reference=reference)
         found += differences("error", reference.error, judged.error, _NAMES)
@@ -193,8 +196,7 @@ class Shadow(Wrapper):
             calls.append(Call("read_slots", {"layer_idx": each, "slots": tuple(slots)}, *answers))
         found += self._followed(layers, slots, "after it")
         if found:
-            self._report("attend", arguments, found[0], calls)
-        return judged.given()
+            self._tell("attend", arguments, found[0], calls)
 
     def _followed(self, layers: range, slots: list[int], when: str) -> Iterator[str]:
         for layer_idx in layers:
@@ -213,10 +215,10 @@ class Shadow(Wrapper):
 
     # What is told of a difference.
 
-    def _report(self, name: str, arguments: Mapping[str, Any], found: str, calls: list[Call]) -> None:
+    def _tell(self, name: str, arguments: Mapping[str, Any], found: str, calls: list[Call]) -> None:
         words = ", ".join(f"{key}={told(value)}" for key, value in arguments.items() if value is not None)
         message = f"{name}({words}): {found}"
-        if self._folder is not None:
+        if self._folder is not None and calls:
             try:
                 message += f"; to see it again: {write_repro(self._folder, message, self.config, calls)}"
             except Exception as error:  # the difference must be told whatever becomes of the folder
@@ -225,6 +227,23 @@ class Shadow(Wrapper):
         if self._raises:
             raise Difference(message)
         _log.error(message)
+
+
+@torch.no_grad()
+def _advance(watch: Watch, judged: Answer | None = None) -> Exception | None:
+    """Go on with a comparison, to the judged manager's call or to its end; returns what it failed with, if it did."""
+    try:
+        if judged is None:
+            next(watch)
+        else:
+            watch.send(judged)
+    except StopIteration:
+        pass
+    except Difference:
+        raise
+    except Exception as error:
+        return error
+    return None
 
 
 def _same_memory(left: Tensor, right: Tensor) -> bool:

@@ -339,6 +339,6 @@ LARGER: dict[str, Stream] = {
         )
         for dtype in FLOAT_DTYPES
     },
-    "serving-query-window": (config(64, SinkWindow(4, 600), num_heads=2, query_window=500), serving),
+    "serving-query-window": (config(64, SinkWindow(4, 24), num_heads=2, query_window=20), serving),
     "serving-two-rows": (config(64, SinkWindow(4, 30, True), rows_per_request=2, reverse_step_order=True), serving),
 }
