@@ -192,7 +192,7 @@ def score_terms(manager: Recording) -> None:
     driver.look()
 
 
-def poison(manager: Recording) -> None:
+def poison(manager: Recording, **attend: Any) -> None:
     """NaN in every slot from the start; then odd numbers in q, k and v."""
     slots = range(manager.config.max_slots)
     for layer_idx in range(manager.config.num_layers):
@@ -203,13 +203,13 @@ def poison(manager: Recording) -> None:
         k[0, 0, 0, 1], v[0, 0, 0, 0], v[0, 0, 1, 1] = 3e38, -0.0, 1e-41
 
     driver = Driver(manager)
-    driver.step({"a": 2}, tokens={"a": 3})
-    driver.step({"a": 2}, spoil=odd)
+    driver.step({"a": 2}, tokens={"a": 3}, **attend)
+    driver.step({"a": 2}, spoil=odd, **attend)
     driver.look()
-    driver.step({"a": 2}, spoil=lambda q, k, v: q[0, 0, 1].fill_(NAN))
-    driver.step({"a": 3}, spoil=lambda q, k, v: v[0, 0, 1, :2].fill_(INF))
-    driver.step({"a": 3}, spoil=lambda q, k, v: k[0, 0, 2].fill_(NAN))
-    driver.step({"a": 1})
+    driver.step({"a": 2}, spoil=lambda q, k, v: q[0, 0, 1].fill_(NAN), **attend)
+    driver.step({"a": 3}, spoil=lambda q, k, v: v[0, 0, 1, :2].fill_(INF), **attend)
+    driver.step({"a": 3}, spoil=lambda q, k, v: k[0, 0, 2].fill_(NAN), **attend)
+    driver.step({"a": 1}, **attend)
     driver.look()
 
 
@@ -324,6 +324,7 @@ STREAMS: dict[str, Stream] = {
     "score-terms": (config(24, num_query_heads=2), score_terms),
     "score-terms-query-window": (config(4, SinkWindow(0, 4), query_window=3), score_terms),
     "poison": (config(4), poison),
+    "poison-halves": (config(4, dtype=F16), lambda manager: poison(manager, dtypes=(BF16, F32, F16))),
     "life": (config(4, SinkWindow(1, 3), spare=2), life),
     "graphs": (config(4, SinkWindow(1, 3)), graphs),
     "head-dim-64": (config(64, SinkWindow(1, 2), dtype=BF16), few),
