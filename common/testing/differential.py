@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from boundedkv.plan import BoundedPlan
 from boundedkv.resource import EngineResourceInfo
 from boundedkv.step import AdmitOutcome, BoundedKVStep, GraphSlotSpec, StepContext
 from boundedkv.testing.compare import differences, told
+from boundedkv.testing.wrapper import ask
 
 CASES: set[str] = set()
 REMEMBERED_PLANS = 8
@@ -222,7 +223,7 @@ class Pair:
         for side, manager in enumerate((self.left, self.right)):
             memories: list[tuple[str, Tensor, Tensor]] = []
             handed = {key: self._handed(key, value, side, memories) for key, value in arguments.items()}
-            answers.append(_ask(manager, name, handed))
+            answers.append(ask(manager, name, handed))
             for key, given, copy in memories:
                 self._refuse(call, differences(f"bytes of {key}", given, copy, ("given", f"after {self._names[side]}")))
         left, right = answers
@@ -269,27 +270,12 @@ class Pair:
         probes += [("layer", {"layer_idx": layer_idx}) for layer_idx in range(self.left.config.num_layers)]
         for name, arguments in probes:
             place = f"then {name}({', '.join(map(repr, arguments.values()))})" if arguments else f"then {name}"
-            left, right = _ask(self.left, name, arguments), _ask(self.right, name, arguments)
+            left, right = ask(self.left, name, arguments), ask(self.right, name, arguments)
             yield from differences(f"{place} error", left.error, right.error, self._names)
             yield from differences(place, left.value, right.value, self._names)
         for back, plans in enumerate(reversed(self._plans)):
             left_lines, right_lines = (plan.table[: len(plan.rows)] for plan in plans)
             yield from differences(f"then table of plan -{back + 1}", left_lines, right_lines, self._names)
-
-
-class _Answer(NamedTuple):
-    """What came of one call of one manager: a value or an error."""
-
-    value: Any
-    error: Exception | None
-
-
-def _ask(manager: BoundedKVManager, name: str, arguments: Mapping[str, Any]) -> _Answer:
-    try:
-        attribute = getattr(manager, name)
-        return _Answer(attribute(**arguments) if callable(attribute) else attribute, None)
-    except Exception as error:
-        return _Answer(None, error)
 
 
 def _ids_in(arguments: Mapping[str, Any]) -> Iterator[str]:
