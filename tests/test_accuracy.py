@@ -1,97 +1,75 @@
-"""How close the two paths come to float64, on the kinds of numbers that models make, beside other arithmetic."""
+"""How close both paths come to float64, beside other arithmetic, and that docs/accuracy.md says so: see accuracy.py."""
+
+import functools
+import re
 
 import pytest
 import torch
-from streams import Drive, Own, attend64, normal
+from accuracy import FIGURES, PAGE, error_row, millionths, table, written
+from accuracy_measure import (
+    ARITHMETICS,
+    ELEMENT_TYPES,
+    FAMILIES,
+    HERE,
+    SHAPES,
+    USUAL,
+    Error,
+    Shape,
+    attend64,
+    draw,
+    gaussian,
+    measure,
+    ours,
+    outliers,
+    tf32,
+    times,
+)
 
-from boundedkv import SinkWindow
-
-D, KEYS, HEADS = 64, 512, 2
-OUTLIERS = [3, 17]  # channels that are larger than the others, as some channels of keys are in language models
-
-
-def gaussian(seed: int) -> Own:
-    return Own(*(normal(10 * seed + i, 1, HEADS, KEYS, D) for i in range(3)))
-
-
-def with_outliers(seed: int, factor: float, where: str) -> Own:
-    own = gaussian(seed)
-    for name in where:
-        getattr(own, name)[..., OUTLIERS] *= factor
-    return own
-
-
-def log_normal(seed: int) -> Own:
-    signs = (normal(10 * seed + 5 + i, 1, HEADS, KEYS, D).sign() for i in range(3))
-    return Own(*(x.exp() * sign for x, sign in zip(gaussian(seed), signs, strict=True)))
-
-
-def peaked(seed: int) -> Own:
-    own = gaussian(seed)
-    return own._replace(q=own.q * 8)
-
-
-# How many times closer the default path is than TF32 operands at least; in the comment, what was measured.
-FAMILIES = {
-    "gaussian": (gaussian, 3.0),  # 6.9
-    "keys x30": (lambda seed: with_outliers(seed, 30.0, "k"), 2.0),  # 3.5
-    "keys x300": (lambda seed: with_outliers(seed, 300.0, "k"), 2.0),  # 3.4
-    "queries and keys x30": (lambda seed: with_outliers(seed, 30.0, "qk"), 2.0),  # 5.6
-    "queries and keys x300": (lambda seed: with_outliers(seed, 300.0, "qk"), 2.0),  # 21
-    "values x30": (lambda seed: with_outliers(seed, 30.0, "v"), 2.0),  # 3
-    "log-normal": (log_normal, 3.0),  # 6.2
-    "peaked": (peaked, 3.0),  # 9.2
+# How many times nearer than TF32 the default path is at least, by both measures, with inputs held in float32; in the
+# comment, what was measured. Below 1 it is behind: there this holds that it does not fall further.
+FLOORS = {
+    "Gaussian": 4.0,  # 7.1
+    "queries x30": 3.0,  # 6.6
+    "queries x300": 3.0,  # 5.6
+    "keys x30": 2.0,  # 3.6
+    "keys x300": 2.0,  # 3.2
+    "queries and keys x30": 3.0,  # 7.1
+    "queries and keys x300": 2.0,  # 4.9
+    "queries, other keys x30": 0.3,  # 0.49
+    "queries, other keys x300": 0.04,  # 0.062
+    "queries, other keys x300, balanced": 5.0,  # 10
+    "values x30": 0.5,  # 0.70
+    "values x300": 0.05,  # 0.073
+    "log-normal": 4.0,  # 7.5
+    "values log-normal by token": 2.0,  # 3.3
+    "peaked": 5.0,  # 10
+    "sink": 0.7,  # 0.96
 }
-ON_EACH = pytest.mark.parametrize("family", FAMILIES)
 
 
-def tf32(x: torch.Tensor) -> torch.Tensor:
-    """Round to 10 bits behind the leading one, to nearest even: what a tensor core makes of float32 operands."""
-    word = x.contiguous().view(torch.int32)
-    return ((word + 0xFFF + ((word >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+@functools.cache
+def measured(family):
+    return measure(draw(FAMILIES[family], SHAPES[USUAL]))
 
 
-def float32(own: Own, operand=lambda x: x) -> torch.Tensor:
-    """Attention with float32 sums, its operands rounded: [1, H, T, D]."""
-    weights = torch.softmax(operand(own.q) @ operand(own.k).mT * D**-0.5, dim=-1)
-    return operand(weights) @ operand(own.v)
-
-
-def ours(own: Own, ieee: bool) -> torch.Tensor:
-    drive = Drive("reference", num_heads=HEADS, head_dim=D, retention=SinkWindow(0, 0))
-    return drive.step({"a": 0}, own, tokens={"a": KEYS}, ieee=ieee).transpose(1, 2)
-
-
-def error(got: torch.Tensor, own: Own) -> float:
-    return (got - attend64(*own, scale=D**-0.5)).norm().item()
-
-
-@ON_EACH
+@pytest.mark.parametrize("family", FAMILIES)
 def test_accuracy_of_the_ieee_path_is_at_least_that_of_float32(family):
-    own = FAMILIES[family][0](seed=1)
-    # Measured: 0.3 to 0.6. Sums in a balanced tree err less than sums in a row.
-    assert error(ours(own, ieee=True), own) <= error(float32(own), own)
+    # Measured: 2 to 10 times nearer. Sums in a balanced tree err less than sums in a row.
+    assert min(measured(family)["`ieee`"].beside(measured(family)["SDPA float32"])) >= 1
 
 
-@ON_EACH
-def test_accuracy_of_the_default_path_beats_tf32(family):
-    make, factor = FAMILIES[family]
-    own = make(seed=1)
-    assert factor * error(ours(own, ieee=False), own) <= error(float32(own, tf32), own)
-
-
-@ON_EACH
-def test_accuracy_of_the_default_path_beats_bfloat16_tenfold(family):
-    own = FAMILIES[family][0](seed=1)
-    assert 10 * error(ours(own, ieee=False), own) <= error(float32(own, lambda x: x.bfloat16().float()), own)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_accuracy_of_the_default_path_beside_tf32(family):
+    assert min(measured(family)["default"].beside(measured(family)["TF32"])) >= FLOORS[family]
 
 
 @pytest.mark.parametrize("factor", [1.0, 30.0, 300.0, 2.0**40])
 def test_accuracy_of_small_channels_is_relative_to_their_vector(factor):
-    """A value is held to 16 bits of its vector's largest element: beside outliers, small channels have fewer."""
-    own = with_outliers(1, factor, "v")
-    difference = (ours(own, ieee=False) - attend64(*own, scale=D**-0.5)).abs()
-    small = [d for d in range(D) if d not in OUTLIERS]
+    """A value is held to 16 bits of its vector's largest element, or to more: beside outliers, small channels lose."""
+    shape = Shape(queries=16, heads=2)
+    own = draw(outliers(factor, v=HERE), shape)
+    difference = (ours(own, ieee=False) - attend64(*own, scale=shape.head_dim**-0.5)).abs()
+    small = [d for d in range(shape.head_dim) if d not in HERE]
     assert difference[..., small].max() <= 2**-15 * own.v.abs().max()
 
 
@@ -99,3 +77,69 @@ def test_tf32_is_rounded_to_nearest_even():
     one = 2.0**-10
     given = torch.tensor([1 + one, 1 + one / 2, 1 + 1.5 * one, 1 + 0.49 * one, -(1 + 0.51 * one)])
     assert tf32(given).tolist() == [1 + one, 1.0, 1 + 2 * one, 1.0, -(1 + one)]
+
+
+def test_a_small_channel_counts_in_the_worst_channel_alone(monkeypatch):
+    """Channels of size 1 and 1000, each wrong by 0.1: a tenth of the one, next to nothing of all."""
+    exact = torch.tensor([1.0, 1000.0]).double().expand(1, 1, 2)
+    monkeypatch.setattr("accuracy_measure.attend64", lambda *args, scale: exact)
+    monkeypatch.setitem(ARITHMETICS, "wrong", lambda own: exact + 0.1)
+    error = measure(draw(gaussian, Shape()), ["wrong"])["wrong"]
+    assert error.worst == pytest.approx(0.1)
+    assert error.overall == pytest.approx(0.1 * 2**0.5 / 1000, rel=1e-3)
+
+
+# The page.
+
+
+def test_errors_are_written_with_three_digits_and_factors_with_two():
+    assert millionths(Error(1.23456e-7, 1.23456e-2)) == "0.123 / 12300"
+    assert [times(x) for x in (0.06543, 1.04, 9.96, 123.4)] == ["0.065", "1", "10", "123"]
+
+
+def test_a_table_in_markdown():
+    assert table(("input", "`ieee`"), ("Gaussian", "1")) == "| input | `ieee` |\n|---|---|\n| Gaussian | 1 |\n"
+
+
+def test_tables_are_written_between_markers_and_nowhere_else():
+    page = "a\n<!-- one: by hand -->\nold\n<!-- end -->\nb\n<!-- two: by hand -->\n<!-- end -->\n"
+    done = written(page, {"one": "1\n", "two": "2\n"})
+    assert done == "a\n<!-- one: by hand -->\n\n1\n\n<!-- end -->\nb\n<!-- two: by hand -->\n\n2\n\n<!-- end -->\n"
+    assert written(done, {"one": "1\n", "two": "2\n"}) == done
+    with pytest.raises(ValueError, match=r"the marker 'three: \.\.' once, but has it 0 times"):
+        written(page, {"three": "3\n"})
+
+
+def errors_on_the_page(element_type):
+    """The cells of a written table, by family."""
+    page = PAGE.read_text(encoding="utf-8")
+    text = re.search(f"<!-- errors {element_type}: .*? -->(.*?)<!-- end -->", page, flags=re.DOTALL)[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.strip().splitlines()[2:]]
+    return {family: cells for family, *cells in rows}
+
+
+@pytest.mark.parametrize("element_type", ELEMENT_TYPES)
+def test_the_page_has_what_the_program_writes(element_type):
+    """Our two columns, whose errors are the same on any machine; the others may differ a little."""
+    found = errors_on_the_page(element_type)
+    assert list(found) == list(FAMILIES)
+    for family in FAMILIES:
+        own = draw(FAMILIES[family], SHAPES[USUAL], element_type)
+        _, *expected = error_row(family, measure(own, ["`ieee`", "default"]))
+        assert found[family][:2] == expected, f"{family}: run `python tests/accuracy.py --write`"
+
+
+def test_figures_are_there_and_the_same_each_time(tmp_path):
+    pytest.importorskip("matplotlib")
+    from accuracy_figures import COLORS, draw_all
+
+    errors = {name: Error(1e-6 * (i + 1), 1e-5 * (i + 1)) for i, name in enumerate(COLORS)}
+    found = {(kind, family, shape): errors for kind in ELEMENT_TYPES for family in FAMILIES for shape in SHAPES}
+    swept = {(kind, title): {1: errors, 4: errors} for kind in ELEMENT_TYPES for title in ("one thing", "another")}
+    for folder in ("first", "second"):
+        draw_all(found, swept, tmp_path / folder)
+    names = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert names == sorted(path.name for path in FIGURES.iterdir())
+    for name in names:
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+        assert f"](figures/{name})" in PAGE.read_text(encoding="utf-8")
