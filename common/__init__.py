@@ -1,55 +1,28 @@
-"""Bounded KV caches for streaming models: one interface, two backends, the same bits."""
+"""Bounded KV caches for streaming models: one interface, two backends, the same bits.
 
-from boundedkv.backends import available_backends, build
-from boundedkv.config import BoundedKVConfig, BoundedKVSpec, SinkWindow
-from boundedkv.manager import BoundedKVManager
-from boundedkv.numerics import NUMERICS_VERSION
-from boundedkv.plan import PLAN_VERSION, BoundedPlan, RowLayout
-from boundedkv.resource import EngineResourceInfo, Resource
-from boundedkv.selftest import DeviceSelfTestError, SelfTestReport, self_test
-from boundedkv.session import Session
-from boundedkv.step import (
-    ADMIT_OK,
-    AdmitOutcome,
-    AdmitRuntimeError,
-    AllocationFailed,
-    BoundedKVStep,
-    BucketKey,
-    GraphSlotSpec,
-    Segment,
-    SlotLease,
-    StepContext,
-    StreamPosition,
-)
+The names are those of `boundedkv.public`, which is imported with the first of them that is asked for: the pytest plugin
+lives in this package, and must not make every run of pytest wait for torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from boundedkv.public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ADMIT_OK",
-    "NUMERICS_VERSION",
-    "PLAN_VERSION",
-    "AdmitOutcome",
-    "AdmitRuntimeError",
-    "AllocationFailed",
-    "BoundedKVConfig",
-    "BoundedKVManager",
-    "BoundedKVSpec",
-    "BoundedKVStep",
-    "BoundedPlan",
-    "BucketKey",
-    "DeviceSelfTestError",
-    "EngineResourceInfo",
-    "GraphSlotSpec",
-    "Resource",
-    "RowLayout",
-    "Segment",
-    "SelfTestReport",
-    "Session",
-    "SinkWindow",
-    "SlotLease",
-    "StepContext",
-    "StreamPosition",
-    "available_backends",
-    "build",
-    "self_test",
-]
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(name)
+    public = importlib.import_module(f"{__name__}.public")
+    if name == "__all__" or name in public.__all__:
+        return getattr(public, name)
+    if name in globals():  # a module that came with the public names
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *importlib.import_module(f"{__name__}.public").__all__]

@@ -23,7 +23,7 @@ from torch import Tensor
 from boundedkv.config import BoundedKVConfig
 from boundedkv.plan import BoundedPlan
 from boundedkv.testing.compare import told
-from boundedkv.testing.exact import exact
+from boundedkv.testing.exact import Exact, exact
 
 FACTOR = 4.0
 PATHS = {False: 2.0**-16, True: 2.0**-21}
@@ -107,9 +107,9 @@ def judge(
     if result.dtype != reference.dtype or result.shape != reference.shape:
         return Verdict(0.0, (f"result is {told(result)}, but should be {told(reference)}",), (0,) * 4)
     assert slots is not None
-    tensors = [arguments[name] for name in ("q", "k", "v")]
-    given = [arguments.get(name) for name in ("source", "row_source", "rel_bias")]
-    truth = exact(config, plan.table[: len(plan.rows)], slots, *tensors, *given)
+    given: dict[str, Any] = {name: arguments.get(name) for name in ("q", "k", "v", "source", "row_source", "rel_bias")}
+    table = plan.table[: len(plan.rows)]
+    truth = exact(config, table, slots, **given)
     poisoned, unseen = reference.isnan(), (truth.scale == 0)[..., None].expand_as(reference)
     for fault, where in (
         ("is not NaN, but should be: the query sees a poisoned pair", poisoned & ~result.isnan()),
@@ -122,7 +122,11 @@ def judge(
             return Verdict(0.0, (f"result{list(place)} = {result[place].item()} {fault}",), place)
     counts = ~(poisoned | unseen | reference.isinf())
     error = torch.where(counts, (result.double() - truth.out).abs() / truth.scale.clamp(min=1e-300)[..., None], 0.0)
-    unit = _unit(close, config, plan, slots, arguments, truth.out, truth.scale, torch.where(counts, reference.double(), truth.out))
+    own, least = torch.where(counts, reference.double(), truth.out), PATHS[bool(arguments.get("ieee", False))]
+    if close.operands is not None:
+        operand, least = OPERANDS[close.operands]
+        own = exact(config, table, slots, **given, operand=operand).out
+    unit = max(_worst(own, truth), least, _coarsest(config, given))
     worst = float(error.amax()) if error.numel() else 0.0
     place = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape)) if error.numel() else (0,) * 4
     nearness = worst / (close.factor * unit)
@@ -135,26 +139,15 @@ def judge(
     return Verdict(nearness, (problem,), place)
 
 
-def _unit(
-    close: Close,
-    config: BoundedKVConfig,
-    plan: BoundedPlan,
-    slots: Tensor,
-    arguments: Mapping[str, Any],
-    truth: Tensor,
-    scale: Tensor,
-    reference: Tensor,
-) -> float:
-    """What an error is counted in; see the module."""
-    tensors = [arguments[name] for name in ("q", "k", "v")]
-    given = [arguments.get(name) for name in ("source", "row_source", "rel_bias")]
-    storage = given[1][0] if given[1] is not None else None
-    dtypes = {config.dtype, *(x.dtype for x in (*tensors, given[0], storage) if x is not None)}
-    coarsest = max(torch.finfo(dtype).eps / 2 for dtype in dtypes)
-    own, least = reference, PATHS[bool(arguments.get("ieee", False))]
-    if close.operands is not None:
-        operand, least = OPERANDS[close.operands]
-        own = exact(config, plan.table[: len(plan.rows)], slots, *tensors, *given, operand=operand).out
-    errors = torch.where(own.isfinite(), (own - truth).abs() / scale.clamp(min=1e-300)[..., None], 0.0)
-    errors = torch.where((scale == 0)[..., None], 0.0, errors)
-    return max(float(errors.amax()) if errors.numel() else 0.0, least, coarsest)
+def _worst(out: Tensor, truth: Exact) -> float:
+    """The largest error of a result, in units of the values that its query sees."""
+    errors = (out - truth.out).abs() / truth.scale.clamp(min=1e-300)[..., None]
+    errors = torch.where((truth.scale > 0)[..., None] & errors.isfinite(), errors, 0.0)
+    return float(errors.amax()) if errors.numel() else 0.0
+
+
+def _coarsest(config: BoundedKVConfig, given: Mapping[str, Any]) -> float:
+    """Half the last place, at 1, of the coarsest element type."""
+    storage = (given["row_source"] or (None,))[0]
+    tensors = (given["q"], given["k"], given["v"], given["source"], storage)
+    return max(torch.finfo(dtype).eps / 2 for dtype in (config.dtype, *(x.dtype for x in tensors if x is not None)))

@@ -20,6 +20,7 @@ Factory = Callable[[BoundedKVConfig, torch.device, torch.dtype | None], BoundedK
 Numerics = str | Close
 
 EXAMPLES = 20  # streams of a case; about a minute for the reference
+STEPS = 20  # draws of calls in a stream, each a call or a few steps
 
 # What a case draws beside its own feature, where the implementation has it.
 _BESIDE = {
@@ -126,7 +127,9 @@ def check_manager(
         raise ValueError(f"examples is {examples!r}, but should be an integer at least 1")
     used: Counter[str] = Counter()
     suite = cases(features, without)
-    reports = tuple(check_case(case, factory, numerics, device=device, examples=examples, seed=seed, used=used) for case in suite)
+    reports = tuple(
+        check_case(case, factory, numerics, device=device, examples=examples, seed=seed, used=used) for case in suite
+    )
     return Report(
         implementation=_name_of(factory),
         numerics="bits" if close is None else "close",
@@ -144,6 +147,7 @@ def check_case(
     *,
     device: torch.device | str = "cpu",
     examples: int = EXAMPLES,
+    steps: int = STEPS,
     seed: int = 0,
     used: Counter[str] | None = None,
 ) -> CaseReport:
@@ -155,6 +159,7 @@ def check_case(
         numerics: how results of attend are judged.
         device: where the managers live.
         examples: drawn streams.
+        steps: how many draws of calls each of them is long, at most.
         seed: which streams.
         used: counts the calls that had to do with each feature.
 
@@ -170,7 +175,8 @@ def check_case(
     scope = Scope(case.features, case.name if case.name in FEATURES else None, close is not None)
     hunt = Hunt(factory, torch.device(device), close)
     start = time.perf_counter()
-    hunt.run(scope, case.attends, case.examples * examples, f"{seed} {case.name}", Counter() if used is None else used)
+    counted = Counter[str]() if used is None else used
+    hunt.run(scope, case.attends, case.examples * examples, steps, f"{seed} {case.name}", counted)
     failure = None if hunt.found is None else explained(hunt.found, factory, torch.device(device), close)
     return CaseReport(
         case.name,

@@ -107,9 +107,7 @@ def _visible(config: BoundedKVConfig, layout: RowLayout, positions: Tensor, own_
     return real & (distance >= 0) & ((distance <= config.query_window) | (positions < layout.sink))
 
 
-def _bias(
-    config: BoundedKVConfig, layout: RowLayout, positions: Tensor, visible: Tensor, rel_bias: Tensor
-) -> Tensor:
+def _bias(config: BoundedKVConfig, layout: RowLayout, positions: Tensor, visible: Tensor, rel_bias: Tensor) -> Tensor:
     """The score term of each pair, [rows, Hq, T, N], from its distance."""
     t = torch.arange(visible.shape[0])[:, None]
     j = torch.arange(visible.shape[1])

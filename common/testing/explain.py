@@ -1,4 +1,4 @@
-"""A difference as a person would tell it: what differs and where, what was seen instead, and the calls that led there."""
+"""A difference as a person would tell it: what differs, where, what was seen instead, and by which calls."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def _summary(place: str) -> str:
 def _facts(scene: Scene, place: str, close: Close | None) -> Iterator[tuple[str, str]]:
     """What can be told of a difference: name and words."""
     left, right = scene.left_results.get(scene.last), scene.right_results.get(scene.last)
-    if scene.call.name == "attend" and place.startswith("result") and _alike(left, right):
+    of_attend = scene.call.name == "attend" and place.startswith("result")
+    if of_attend and isinstance(left, Tensor) and isinstance(right, Tensor) and _alike(left, right):
         yield from _attend_facts(scene, place, left, right, close)
     elif place.startswith("then layer"):
         yield from _slot_facts(scene, place)
@@ -114,8 +115,8 @@ def _facts(scene: Scene, place: str, close: Close | None) -> Iterator[tuple[str,
         yield "values", place
 
 
-def _alike(left: object, right: object) -> bool:
-    return isinstance(left, Tensor) and isinstance(right, Tensor) and left.shape == right.shape and left.dtype == right.dtype
+def _alike(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype
 
 
 # A result of attend.

@@ -18,13 +18,11 @@ from boundedkv.manager import BoundedKVManager
 from boundedkv.testing.closeness import Close, Verdict, judge
 from boundedkv.testing.differential import Difference
 from boundedkv.testing.machine import Streams
-
 from boundedkv.testing.probe import unwritten_entries
 from boundedkv.testing.prune import simpler
 from boundedkv.testing.script import Call, RecordedPair, script_told
 from boundedkv.testing.strategies import Scope
 
-STEPS = 20  # drawn calls of a stream, most of them whole steps
 SHRINKING_PATIENCE = 2.0  # seconds without anything simpler, or the time of 20 streams
 PRUNING_SECONDS = 5.0
 
@@ -33,7 +31,6 @@ _SETTINGS = settings(
     database=None,
     report_multiple_bugs=False,
     print_blob=False,
-    stateful_step_count=STEPS,
     suppress_health_check=list(HealthCheck),
     verbosity=Verbosity.quiet,
     phases=[Phase.generate, Phase.shrink],
@@ -124,20 +121,26 @@ class Hunt:
         self._longest: float | None = None
         self._pair: JudgedPair | None = None
 
-    def run(self, scope: Scope, attends: bool, examples: int, seed_words: str, used: Counter[str]) -> None:
+    def run(
+        self, scope: Scope, attends: bool, examples: int, steps: int, seed_words: str, used: Counter[str]
+    ) -> None:
         """Draw streams.
 
         Args:
             scope: what may be drawn.
             attends: whether attend is among the calls.
             examples: how many streams.
+            steps: how many draws of calls each of them is long, at most.
             seed_words: which streams.
             used: counts the calls that had to do with each feature.
         """
         attributes = {"make_pair": staticmethod(self.pair), "scope": scope, "attends": attends, "used": used}
         machine = seed(seed_words)(type("DrawnStreams", (Streams,), attributes))
+        more = examples + 1  # the first that hypothesis draws is the simplest there is
         try:
-            run_state_machine_as_test(machine, settings=settings(_SETTINGS, max_examples=examples))
+            run_state_machine_as_test(
+                machine, settings=settings(_SETTINGS, max_examples=more, stateful_step_count=steps)
+            )
         except Exception:
             if self.found is None:
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -76,7 +76,10 @@ class Made(NamedTuple):
         return max([1, *(self.step.tokens.get(rid, spans[rid]) for rid in self.ctx.request_ids)])
 
 
-def _with(feature: str) -> Any:
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+def _with(feature: str) -> Callable[[Rule], Rule]:
     """A rule for scopes with this feature alone."""
     return precondition(lambda self: self.scope.has(feature))
 
@@ -91,14 +94,14 @@ class Streams(RuleBasedStateMachine):
         used: how many calls had to do with each feature; shared by all examples.
     """
 
-    make_pair: ClassVar[Callable[[BoundedKVConfig], RecordedPair]]
+    make_pair: Callable[[BoundedKVConfig], RecordedPair]
     scope: ClassVar[Scope]
     attends: ClassVar[bool]
     used: ClassVar[Counter[str]]
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        """A pool, its memory full of what nobody wrote."""
+        """A pool, its memory full of what nobody wrote, and a first step."""
         self.config = data.draw(configs(self.scope))
         self.pair = self.make_pair(self.config)
         self.poison = "nan" if data.draw(self.scope.some("poisoned_memory", 3)) else "numbers"
@@ -107,6 +110,7 @@ class Streams(RuleBasedStateMachine):
         self.made: list[Made] = []
         self.on_lease: dict[SlotLease, Made] = {}
         self.exported: list[dict[str, Any]] = []
+        self.run(data, *data.draw(right_steps(self.scope, self.config, {})).frozen())
 
     def known(self) -> dict[str, StreamPosition]:
         """Where the requests stand, as the oracle has it: what makes a drawn step a right one."""
@@ -152,7 +156,9 @@ class Streams(RuleBasedStateMachine):
         if live.ctx.capture and data.draw(st.integers(0, 3)) != 3:
             return  # all its rows are empty
         tokens = min(live.tokens, LONGEST) + (data.draw(st.integers(0, 2)) if scope.has("lookahead") else 0)
-        options = {"plan": data.draw(st.sampled_from([made.plan, None])) if made is self.made[-1] else made.plan}
+        options: dict[str, Any] = {
+            "plan": data.draw(st.sampled_from([made.plan, None])) if made is self.made[-1] else made.plan
+        }
         source, row_source = data.draw(sources(scope, config, positions))
         if live is made and scope.has("refusals") and data.draw(st.integers(0, 9)) == 9:
             tokens, source = 1, None

@@ -1,4 +1,4 @@
-"""Which entries a query sees, found out from the outside: with q = 0 every key weighs alike, and one-hot values tell whose.
+"""Which entries a query sees, found out from outside: with q = 0 all keys weigh alike, one-hot values tell whose.
 
 A script is played again with such tensors. Every entry gets a label, the stream position of a request, which rides in
 the first element of its key too, so that the slots tell what lies in them.
@@ -106,7 +106,8 @@ def unwritten_entries(script: Sequence[Call], results: Sequence[Any]) -> int:
     }
     missing = 0
     plan = results[planned]
-    for row, (_, layout, _) in zip(rows_of(script, last, numbered), decode(plan.table[: len(plan.rows)].numpy())):
+    lines = decode(plan.table[: len(plan.rows)].numpy())
+    for row, (_, layout, _) in zip(rows_of(script, last, numbered), lines, strict=True):
         sinks = layout.reads[SINK_SOURCE].length + layout.reads[SINK_SLOT].length
         window = range(layout.length - layout.retained + sinks, layout.length)
         in_slot = [
@@ -131,9 +132,7 @@ class Probe:
         self._first = 0
         self._tensors: dict[int, dict[str, Any]] = {}
 
-    def sights(
-        self, make: Any, others: Any, query: tuple[int, int, int]
-    ) -> tuple[Sight, Sight] | None:
+    def sights(self, make: Any, others: Any, query: tuple[int, int, int]) -> tuple[Sight, Sight] | None:
         """What a query of the last call sees, for the reference and for the other manager.
 
         Args:

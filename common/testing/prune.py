@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from boundedkv.config import BoundedKVConfig
 from boundedkv.testing.samples import Sample
 from boundedkv.testing.script import Call, Result
 
 Simpler = tuple[BoundedKVConfig, tuple[Call, ...]]
-_PLAINER = {"num_layers": 1, "scale": None, "spare": 0, "max_source_len": 0}
+_PLAINER: dict[str, Any] = {"num_layers": 1, "scale": None, "spare": 0, "max_source_len": 0}
 
 
 def simpler(config: BoundedKVConfig, script: Sequence[Call]) -> Iterator[Simpler]:
@@ -31,7 +32,7 @@ def simpler(config: BoundedKVConfig, script: Sequence[Call]) -> Iterator[Simpler
     for name, value in _PLAINER.items():
         if getattr(config, name) != value:
             try:
-                yield dataclasses.replace(config, **{name: value}), tuple(script)  # type: ignore[arg-type]
+                yield dataclasses.replace(config, **{name: value}), tuple(script)
             except ValueError:
                 continue
     for number, call in enumerate(script):
@@ -60,7 +61,8 @@ def _plainer(name: str, value: object) -> Iterator[object]:
     if isinstance(value, Sample):
         for field in dataclasses.fields(Sample)[1:]:
             if getattr(value, field.name) != field.default and field.name != "ends":
-                yield dataclasses.replace(value, **{field.name: field.default})
+                plainer: dict[str, Any] = {field.name: field.default}
+                yield dataclasses.replace(value, **plainer)
     if name in ("source", "row_source", "rel_bias", "plan", "overrides") and value is not None:
         yield None
     if value is True:

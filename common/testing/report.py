@@ -97,7 +97,7 @@ class Report:
         }
 
     def lines(self) -> list[tuple[str, ...]]:
-        """The table: a line a case, of its name, what came of it, calls, seconds, and how near it came in close mode."""
+        """The table, a line a case: name, result, calls, seconds, and in close mode how near it came to its limit."""
         return [
             (
                 case.name,
@@ -109,6 +109,12 @@ class Report:
             for case in self.cases
         ]
 
+    def remarks(self) -> list[str]:
+        """What is not covered, and each failure."""
+        not_covered = ["not covered: " + ", ".join(self.not_covered)] if self.not_covered else []
+        failed = [case for case in self.cases if case.failure is not None]
+        return [*not_covered, *(f"{case.name}\n{'-' * len(case.name)}\n{case.failure}" for case in failed)]
+
     @property
     def headings(self) -> tuple[str, ...]:
         """What the columns of `lines` are called."""
@@ -118,7 +124,8 @@ class Report:
     def verdict(self) -> str:
         """One sentence."""
         failed = [case.name for case in self.cases if case.failure is not None]
-        speed = f"{self.calls:,} calls compared in {self.seconds:.0f} s ({self.calls / max(self.seconds, 1e-9):,.0f} a second)"
+        a_second = self.calls / max(self.seconds, 1e-9)
+        speed = f"{self.calls:,} calls compared in {self.seconds:.0f} s ({a_second:,.0f} a second)"
         if failed:
             return f"{self.implementation} does not conform: {', '.join(failed)}; {speed}"
         how = "every bit equal" if self.numerics == "bits" else "arithmetic within its limit, all else equal to the bit"
@@ -129,11 +136,7 @@ class Report:
         rows = [self.headings, *self.lines()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(self.headings))]
         table = [
-            "  ".join(f"{word:<{width}}" if i < 2 else f"{word:>{width}}" for i, (word, width) in enumerate(zip(row, widths)))
-            for row in rows
+            "  ".join(f"{word:<{width}}" if i < 2 else f"{word:>{width}}" for i, (word, width) in enumerate(cells))
+            for cells in (zip(row, widths, strict=True) for row in rows)
         ]
-        parts = [self.verdict, "\n".join(line.rstrip() for line in table)]
-        if self.not_covered:
-            parts.append("not covered: " + ", ".join(self.not_covered))
-        parts += [f"--- {case.name}\n{case.failure}" for case in self.cases if case.failure is not None]
-        return "\n\n".join(parts)
+        return "\n\n".join([self.verdict, "\n".join(line.rstrip() for line in table), *self.remarks()])

@@ -231,8 +231,7 @@ def _context_told(ctx: StepContext) -> str:
     options = [
         f"{field.name}={getattr(ctx, field.name)!r}"
         for field in dataclasses.fields(ctx)
-        if field.name not in ("request_ids", "plan_results")
-        and getattr(ctx, field.name) != field.default
+        if field.name not in ("request_ids", "plan_results") and getattr(ctx, field.name) != field.default
     ]
     return f"StepContext({', '.join([repr(ctx.request_ids), *options])})"
 

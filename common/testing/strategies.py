@@ -54,7 +54,7 @@ class Scope:
         if name not in self.features:
             return st.just(False)
         if self.focus == name:
-            return st.sampled_from([False, True, True, True])
+            return st.booleans() if name == "extremes" else st.just(True)
         return st.sampled_from([*[False] * (one_in - 1), True])
 
     @property
@@ -92,7 +92,7 @@ def configs(draw: st.DrawFn, scope: Scope) -> BoundedKVConfig:
         retention=choices[0] if len(choices) == 1 else ByLength(choices),
         rows_per_request=rows,
         max_source_len=max_source_len,
-        max_slots=draw(st.sampled_from([2, 3, 1])),
+        max_slots=draw(st.sampled_from([2, 3] if focus == "batch" else [2, 3, 1])),
         dtype=draw(_slot_dtypes(scope)),
         query_window=query_window,
         reverse_step_order=not causal and focus != "rel_bias" and draw(scope.some("reverse_step_order")),
@@ -159,7 +159,9 @@ def right_steps(
     Seldom do more start than find a slot.
     """
     positions, spans, tokens = {}, {}, {}
-    some = draw(st.sampled_from([1, 1, 2, 1, 1, 2, 3, 1, 2, 1, 0])) if scope.has("batch") else 1
+    some = 1
+    if scope.has("batch"):
+        some = draw(st.sampled_from([2, 2, 3] if scope.focus == "batch" else [1, 1, 2, 1, 1, 2, 3, 1, 2, 1, 0]))
     starting = [rid for rid in IDS if rid not in known]
     starting = starting[: config.max_slots - len(known) + draw(st.sampled_from([0, 0, 0, int(scope.has("refusals"))]))]
     candidates = [*known, *starting]
