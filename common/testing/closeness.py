@@ -32,7 +32,8 @@ PATHS = {False: 2.0**-16, True: 2.0**-21}
 def tf32(x: Tensor) -> Tensor:
     """Round to 10 bits behind the leading one, to nearest even: what a tensor core makes of float32 operands."""
     word = x.float().contiguous().view(torch.int32)
-    return ((word + 0xFFF + ((word >> 13) & 1)) & ~0x1FFF).view(torch.float32).double()
+    rounded = ((word + 0xFFF + ((word >> 13) & 1)) & ~0x1FFF).view(torch.float32).double()
+    return torch.where(x.isfinite(), rounded, x.double())
 
 
 def _through(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

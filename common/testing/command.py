@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from boundedkv.testing.conformance import check_manager
+from boundedkv.testing.conformance import EXAMPLES, check_manager
 from boundedkv.testing.locate import factory_named, names_in, numerics_named
 from boundedkv.testing.report import Report
 
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
             names_in(options.features),
             without=names_in(options.without) or (),
             device=options.device,
-            examples=options.examples,
+            examples=EXAMPLES if options.examples is None else options.examples,
             seed=options.seed,
         )
     except (ValueError, ModuleNotFoundError) as error:

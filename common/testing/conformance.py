@@ -19,7 +19,7 @@ from boundedkv.testing.report import CaseReport, Report
 Factory = Callable[[BoundedKVConfig, torch.device, torch.dtype | None], BoundedKVManager]
 Numerics = str | Close
 
-EXAMPLES = 20  # streams of a case; about a minute for the reference
+EXAMPLES = 12  # streams of a case; about a minute for the reference
 STEPS = 20  # draws of calls in a stream, each a call or a few steps
 
 # What a case draws beside its own feature, where the implementation has it.

@@ -121,9 +121,7 @@ class Hunt:
         self._longest: float | None = None
         self._pair: JudgedPair | None = None
 
-    def run(
-        self, scope: Scope, attends: bool, examples: int, steps: int, seed_words: str, used: Counter[str]
-    ) -> None:
+    def run(self, scope: Scope, attends: bool, examples: int, steps: int, seed_words: str, used: Counter[str]) -> None:
         """Draw streams.
 
         Args:

@@ -90,7 +90,7 @@ class ConformanceSuite(pytest.Collector):
                 "factory": factory_named(option("boundedkv_manager")),
                 "numerics": numerics_named(option("boundedkv_numerics"), option("boundedkv_operands")),
                 "device": option("boundedkv_device"),
-                "examples": option("boundedkv_examples") or EXAMPLES,
+                "examples": EXAMPLES if option("boundedkv_examples") is None else option("boundedkv_examples"),
                 "seed": option("boundedkv_seed"),
             }
         except (ValueError, ModuleNotFoundError) as error:
