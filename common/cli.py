@@ -46,7 +46,9 @@ def declare_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operands", metavar="TYPE", help="with close: what the kernel rounds its operands to")
     parser.add_argument("--features", metavar="A,B", help="what the manager supports; default: everything")
     parser.add_argument("--without", metavar="A,B", help="what it does not support")
-    parser.add_argument("--examples", type=int, metavar="N", help="drawn streams of a case; default: some 40,000 calls in all")
+    parser.add_argument(
+        "--examples", type=int, metavar="N", help="drawn streams of a case; default: some 40,000 calls in all"
+    )
     parser.add_argument("--device", default="cpu", help="where its managers live (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which streams (%(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the report there as JSON; - for standard output, alone")

@@ -145,7 +145,9 @@ def _attend_facts(
     where = f"request {row.request!r} (row {b} of the batch{of_rows}), query {t}, at stream position {row.length + t}"
     yield "where", f"{where}, head {head}, element {element}"
     yield "values", place if verdict is not None else _values(left, right, index)
-    sights = Probe(config, scene.found.script).sights(scene.reference, scene.other, (line, t, head))
+    probe = Probe(config, scene.found.script)
+    query = (line, t, head)
+    sights = probe.sights(scene.reference, scene.other, query)
     group = config.query_heads // config.num_heads
     mine = (scene.call.arguments["layer_idx"], part, head // group)
     same_sight = sights is not None and sights[0] == sights[1]
@@ -155,6 +157,9 @@ def _attend_facts(
         yield "that is", _difference_told(*sights, row, mine)
     elif sights is not None:
         yield "sees", f"the right keys, each once: {_sight_told(sights[0], row, mine)}; the numbers made of them differ"
+        entries = probe.bias_entries(scene.reference, scene.other, query)
+        if entries is not None and entries[0] != entries[1]:
+            yield "rel_bias", _entries_told(*entries)
     if close is None and not (sights is not None and not same_sight):
         gone = [words for words, change in _WHAT_IFS.items() if _applies(scene, change) and scene.agrees(change)]
         if gone:
@@ -219,6 +224,12 @@ def _difference_told(should: Sight, sees: Sight, row: Row, mine: tuple[int, int,
         if sight.entries or sight.unwritten
     ]
     return ", ".join(words)
+
+
+def _entries_told(should: dict[Label, int], takes: dict[Label, int]) -> str:
+    label = min(label for label in should.keys() | takes.keys() if should.get(label) != takes.get(label))
+    entries = (f"entry {side[label]}" if label in side else "no entry" for side in (should, takes))
+    return "the key at stream position {} should take {}, but takes {}".format(label.position, *entries)
 
 
 # What the same calls give without this or that.

@@ -22,6 +22,7 @@ from boundedkv.testing.script import Call, Result, play
 
 MOST_LABELS = 255  # a bfloat16 tells these apart
 MOST_PASSES = 64
+MOST_ENTRIES = 40  # of rel_bias, tried one by one
 
 
 class Label(NamedTuple):
@@ -130,6 +131,7 @@ class Probe:
         self._config, self._script = config, script
         self.labels: dict[Label, int] = {}
         self._first = 0
+        self._bias: Tensor | None = None
         self._tensors: dict[int, dict[str, Any]] = {}
 
     def sights(self, make: Any, others: Any, query: tuple[int, int, int]) -> tuple[Sight, Sight] | None:
@@ -156,6 +158,33 @@ class Probe:
                 return None if left is None or right is None else (left, right)
         return None
 
+    def bias_entries(
+        self, make: Any, others: Any, query: tuple[int, int, int]
+    ) -> tuple[dict[Label, int], dict[Label, int]] | None:
+        """Which entry of rel_bias each key takes, for both: masking an entry takes its key out of sight.
+
+        Args:
+            make: makes a fresh reference.
+            others: makes a fresh other manager.
+            query: [row, query, head].
+
+        Returns:
+            Key -> entry, twice, or None where it cannot be told.
+        """
+        bias = self._script[-1].arguments.get("rel_bias")
+        whole = self.sights(make, others, query)
+        if not isinstance(bias, Sample) or whole is None or bias.shape[-1] > MOST_ENTRIES:
+            return None
+        taken: tuple[dict[Label, int], dict[Label, int]] = ({}, {})
+        for entry in range(bias.shape[-1]):
+            self._bias = torch.zeros(bias.shape, dtype=bias.dtype)
+            self._bias[..., entry] = -torch.inf
+            masked = self.sights(make, others, query)
+            for side, before, after in zip(taken, whole, masked or whole, strict=True):
+                side.update(dict.fromkeys(before.entries - after.entries, entry))
+        self._bias = None
+        return taken
+
     def slots(self, make: Any, others: Any, layer_idx: int) -> tuple[Tensor, Tensor]:
         """What label lies in each entry of a layer's slots, plus one; 0 for none: [max_slots, rows, H, cap]."""
         managers: tuple[BoundedKVManager, BoundedKVManager] = make(), others()
@@ -175,6 +204,7 @@ class Probe:
             return call.arguments
         rows = rows_of(self._script, number, results)
         self._tensors[number] = self._attended(call, rows)
+        self._tensors[number]["rel_bias"] = self._bias if number == len(self._script) - 1 else None
         return call.arguments | self._tensors[number]
 
     def _told_again(self, number: int, call: Call, results: Mapping[int, Any]) -> dict[str, Any] | None:
@@ -192,7 +222,6 @@ class Probe:
                     label = Label(row.request, row.length + t, (layer, line % per_request, head))
                     self._tell(label, keys[line, head, t], values[line, head, t])
         told = {"q": torch.zeros(q.shape, dtype=q.dtype), "k": keys.to(k.dtype), "v": values.to(v.dtype)}
-        told["rel_bias"] = None  # type: ignore[assignment]
         source, row_source = call.arguments.get("source"), call.arguments.get("row_source")
         if isinstance(source, Sample):
             told["source"] = self._bank(source, layer, [f"source {i}" for i in range(source.shape[0])])

@@ -97,12 +97,13 @@ class Report:
         }
 
     def lines(self) -> list[tuple[str, ...]]:
-        """The table, a line a case: name, result, calls, seconds, and in close mode how near it came to its limit."""
+        """The table, a line a case: name, result, calls, calls of all cases with this feature, seconds, nearness."""
         return [
             (
                 case.name,
                 "conforms" if case.failure is None else "DIFFERS",
                 f"{case.calls:,}",
+                f"{self.features[case.name]:,}" if case.name in self.features else "",
                 f"{case.seconds:.1f}",
                 "" if case.nearest is None else f"{case.nearest:.3f}",
             )
@@ -118,7 +119,7 @@ class Report:
     @property
     def headings(self) -> tuple[str, ...]:
         """What the columns of `lines` are called."""
-        return ("case", "result", "calls", "seconds", "of the limit" if self.numerics == "close" else "")
+        return ("case", "result", "calls", "with it", "seconds", "of the limit" if self.numerics == "close" else "")
 
     @property
     def verdict(self) -> str:
