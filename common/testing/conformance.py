@@ -105,7 +105,7 @@ def check_manager(
     """Hold somebody's managers to the reference: drawn streams, the same calls, everything compared after each.
 
     Args:
-        factory: called as `factory(config, device, kv_dtype)` for every drawn config.
+        factory: called as `factory(config, device, None)` for every drawn config, which names the slots' type itself.
         numerics: "bits", every result is compared as integers; "close", or a `Close`, for kernels whose arithmetic is
             another one: `attend` may err as `Close` says, and all else is compared as integers.
         features: what the implementation supports, names out of `FEATURES`; None means all. The others are neither
