@@ -1,55 +1,16 @@
-"""Bounded KV caches for streaming models: one interface, two backends, the same bits."""
+"""Bounded KV caches for streaming models: one interface, two backends, the same bits.
 
-from boundedkv.backends import available_backends, build
-from boundedkv.config import BoundedKVConfig, BoundedKVSpec, SinkWindow
-from boundedkv.manager import BoundedKVManager
-from boundedkv.numerics import NUMERICS_VERSION
-from boundedkv.plan import PLAN_VERSION, BoundedPlan, RowLayout
-from boundedkv.resource import EngineResourceInfo, Resource
-from boundedkv.selftest import DeviceSelfTestError, SelfTestReport, self_test
-from boundedkv.session import Session
-from boundedkv.step import (
-    ADMIT_OK,
-    AdmitOutcome,
-    AdmitRuntimeError,
-    AllocationFailed,
-    BoundedKVStep,
-    BucketKey,
-    GraphSlotSpec,
-    Segment,
-    SlotLease,
-    StepContext,
-    StreamPosition,
-)
+The names are those of `boundedkv.public`, which is imported with the first of them that is asked for: the pytest plugin
+lives in this package, and must not make every run of pytest wait for torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from boundedkv.lazy import lazily
+
+if TYPE_CHECKING:
+    from boundedkv.public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ADMIT_OK",
-    "NUMERICS_VERSION",
-    "PLAN_VERSION",
-    "AdmitOutcome",
-    "AdmitRuntimeError",
-    "AllocationFailed",
-    "BoundedKVConfig",
-    "BoundedKVManager",
-    "BoundedKVSpec",
-    "BoundedKVStep",
-    "BoundedPlan",
-    "BucketKey",
-    "DeviceSelfTestError",
-    "EngineResourceInfo",
-    "GraphSlotSpec",
-    "Resource",
-    "RowLayout",
-    "Segment",
-    "SelfTestReport",
-    "Session",
-    "SinkWindow",
-    "SlotLease",
-    "StepContext",
-    "StreamPosition",
-    "available_backends",
-    "build",
-    "self_test",
-]
+__getattr__, __dir__ = lazily(__name__)

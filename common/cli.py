@@ -7,7 +7,6 @@ so that `--help` answers at once and one subcommand's extras are not asked for b
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,33 +38,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def declare_check(parser: argparse.ArgumentParser) -> None:
     """The options of `check`."""
     parser.description = (
-        "Drives the reference and a manager of your own with the same streams and compares them after every call. Exit "
-        "status 0 only if every output, plan, refusal and slot had equal bits."
+        "Drives the reference and a manager of your own with the same drawn streams and compares them after every "
+        "call. Exit status 0 if it conforms, 1 if it does not, 2 for wrong usage."
     )
     parser.add_argument("factory", metavar="MODULE:FACTORY", help="called as factory(config, device, kv_dtype)")
+    parser.add_argument("--numerics", choices=("bits", "close"), default="bits", help="how results are judged")
+    parser.add_argument("--operands", metavar="TYPE", help="with close: what the kernel rounds its operands to")
+    parser.add_argument("--features", metavar="A,B", help="what the manager supports; default: everything")
+    parser.add_argument("--without", metavar="A,B", help="what it does not support")
+    parser.add_argument(
+        "--examples", type=int, metavar="N", help="drawn streams of a case; default: some 40,000 calls in all"
+    )
     parser.add_argument("--device", default="cpu", help="where its managers live (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which streams (%(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the report there as JSON; - for standard output, alone")
     parser.set_defaults(run=run_check)
 
 
 def run_check(options: argparse.Namespace) -> int:
-    """Run `check`; 1 at the first difference, 2 if the factory is not found."""
-    from boundedkv.testing import Difference
-    from boundedkv.testing.conformance import check_streams
+    """Run `check`; 1 if the manager does not conform, 2 for wrong usage."""
+    import torch
 
-    module, _, name = options.factory.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        print(f"MODULE:FACTORY is {options.factory!r}, but should name a callable: {error}")
-        return 2
-    try:
-        calls = check_streams(factory, options.device, options.seed)
-    except Difference as difference:
-        print(f"NOT EQUAL\n{difference}")
-        return 1
-    print(f"{calls:,} calls, all bits equal")
-    return 0
+    from boundedkv.testing.command import run
+
+    torch.set_num_threads(1)  # the tensors are tiny: more threads would only wait for one another
+    return run(options)
 
 
 def declare_demo(parser: argparse.ArgumentParser) -> None:

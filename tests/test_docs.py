@@ -3,6 +3,8 @@
 import doctest
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,21 @@ WITH_EXAMPLES = [
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run(page):
     assert doctest.testfile(str(page), module_relative=False).failed == 0
+
+
+BLOCKS = [
+    pytest.param(block, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, block in enumerate(
+        re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    )
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_of_a_page_runs(block, tmp_path):
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
@@ -50,3 +67,19 @@ def test_numbers_on_the_numerics_page_are_the_codes():
     assert f"position // {numerics.SPLIT}`" in page
     assert f"at least {numerics.MIN_EXPONENT})" in page
     assert f"at least {numerics.MIN_IEEE_EXPONENT})" in page
+
+
+def test_the_oracle_page_names_every_feature_in_order():
+    from boundedkv.testing import FEATURES
+
+    page = (ROOT / "docs" / "oracle.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE) == list(FEATURES)
+
+
+def test_numbers_on_the_oracle_page_are_the_codes():
+    from boundedkv.testing import closeness
+
+    page = (ROOT / "docs" / "oracle.md").read_text(encoding="utf-8")
+    assert f"The limit is\n{closeness.FACTOR:g} times the largest of" in page
+    assert "2^-16 in the default path and 2^-21 in the `ieee` path" in page
+    assert closeness.PATHS == {False: 2.0**-16, True: 2.0**-21}

@@ -1,20 +1,13 @@
-"""The oracle: managers held to one another, for this project's tests and for anybody's own manager."""
+"""The oracle: managers held to one another, for this project's tests and for anybody's own manager.
 
-from boundedkv.testing.compare import differences
-from boundedkv.testing.conformance import check_streams
-from boundedkv.testing.differential import CASES, Difference, Pair
-from boundedkv.testing.shadow import Shadow
-from boundedkv.testing.traces import Trace, read_trace, record, replay
+The names are those of `boundedkv.testing.public`, imported with the first of them that is asked for: see `boundedkv`.
+"""
 
-__all__ = [
-    "CASES",
-    "Difference",
-    "Pair",
-    "Shadow",
-    "Trace",
-    "check_streams",
-    "differences",
-    "read_trace",
-    "record",
-    "replay",
-]
+from typing import TYPE_CHECKING
+
+from boundedkv.lazy import lazily
+
+if TYPE_CHECKING:
+    from boundedkv.testing.public import *  # noqa: F403
+
+__getattr__, __dir__ = lazily(__name__)

@@ -1,99 +1,206 @@
-"""Whether a manager of somebody's own conforms: the reference beside it, driven by the same streams, call by call."""
+"""The conformance suite as a function: somebody's manager beside the reference, driven by drawn streams."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+import importlib.util
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 
-from boundedkv.backends import build
-from boundedkv.config import BoundedKVConfig, SinkWindow
+from boundedkv.config import BoundedKVConfig
 from boundedkv.manager import BoundedKVManager
-from boundedkv.step import BoundedKVStep, Segment, StepContext, StreamPosition
-from boundedkv.testing.differential import Pair
+from boundedkv.testing.closeness import Close
+from boundedkv.testing.features import FEATURES, chosen
+from boundedkv.testing.report import CaseReport, Report
 
 Factory = Callable[[BoundedKVConfig, torch.device, torch.dtype | None], BoundedKVManager]
+Numerics = str | Close
 
-_STEPS = 8
-_REQUESTS = ("a", "b", "c")
+EXAMPLES = 12  # streams of a case; about a minute for the reference
+STEPS = 20  # draws of calls in a stream, each a call or a few steps
 
-CONFIGS = {
-    "sinks and window": BoundedKVConfig(2, 1, 5, SinkWindow(2, 3), max_slots=2),
-    "no sink": BoundedKVConfig(1, 1, 4, SinkWindow(0, 4), max_slots=2),
-    "nothing retained": BoundedKVConfig(1, 1, 4, SinkWindow(0, 0), max_slots=2),
-    "window includes the step": BoundedKVConfig(1, 1, 4, SinkWindow(1, 5, True), max_slots=2),
-    "query window": BoundedKVConfig(1, 1, 4, SinkWindow(1, 4), max_slots=2, query_window=3),
-    "grouped heads, two rows": BoundedKVConfig(1, 2, 3, SinkWindow(1, 3), 2, max_slots=2, num_query_heads=4),
-    "reversed steps": BoundedKVConfig(1, 1, 4, SinkWindow(2, 3), max_slots=2, reverse_step_order=True),
-    "sources": BoundedKVConfig(1, 1, 4, SinkWindow(2, 3), max_slots=2, max_source_len=4),
-    "bfloat16 slots": BoundedKVConfig(1, 1, 4, SinkWindow(1, 3), max_slots=2, dtype=torch.bfloat16),
+# What a case draws beside its own feature, where the implementation has it.
+_BESIDE = {
+    "ragged": {"batch", "lookahead"},
+    "padding": {"batch"},
+    "row_source": {"sources", "batch"},
+    "retention_by_length": {"sources", "row_source"},
+    "rel_bias": {"lookahead", "query_window"},
+    "query_window": {"lookahead"},
+    "window_includes_step": {"lookahead"},
+    "reverse_step_order": {"lookahead"},
+    "mixed_types": {"float16", "bfloat16", "sources", "rel_bias"},
+    "strides": {"sources", "rel_bias", "batch"},
+    "extremes": {"sources", "rel_bias", "ieee"},
+    "long_rows": {"far_positions", "sources"},
+    "leases": {"batch", "padding"},
+    "capture": {"batch", "padding", "leases"},
+    "refusals": set(FEATURES) - {"long_rows", "capture"},
 }
 
 
-def check_streams(factory: Factory, device: torch.device | str = "cpu", seed: int = 0) -> int:
-    """Drive a factory's managers beside the reference: random streams, refusals and poisoned slots included.
+@dataclass(frozen=True)
+class Case:
+    """A part of the suite.
+
+    Attributes:
+        name: a feature; or "basics", one request with nothing out of `FEATURES`; "lifecycle", every call but attend;
+            "together", all features at once.
+        features: what may be drawn.
+        examples: streams, for each that is asked for.
+        attends: whether attend is among the calls.
+    """
+
+    name: str
+    features: frozenset[str]
+    examples: int = 1
+    attends: bool = True
+
+    @property
+    def title(self) -> str:
+        """What it is about."""
+        return FEATURES.get(self.name, _TITLES.get(self.name, ""))
+
+
+_TITLES = {
+    "basics": "one request, sinks and a window, span by span",
+    "lifecycle": "every call but attend, with all the features",
+    "together": "all the features at once",
+}
+
+
+def cases(features: Iterable[str] | None = None, without: Iterable[str] = ()) -> tuple[Case, ...]:
+    """The suite for an implementation.
 
     Args:
-        factory: called as `factory(config, device, kv_dtype)` for every config.
-        device: where its managers live.
+        features: what it supports, names out of `FEATURES`; None means all.
+        without: names to leave out of these.
+
+    Returns:
+        The cases, simple ones first.
+    """
+    named = chosen(features, without)
+    single = (Case(name, named & ({name} | _BESIDE.get(name, set()))) for name in FEATURES if name in named)
+    return (
+        Case("basics", frozenset()),
+        *single,
+        Case("lifecycle", named, examples=8, attends=False),
+        Case("together", named, examples=2),
+    )
+
+
+def check_manager(
+    factory: Factory,
+    numerics: Numerics = "bits",
+    features: Iterable[str] | None = None,
+    *,
+    without: Iterable[str] = (),
+    device: torch.device | str = "cpu",
+    examples: int = EXAMPLES,
+    seed: int = 0,
+) -> Report:
+    """Hold somebody's managers to the reference: drawn streams, the same calls, everything compared after each.
+
+    Args:
+        factory: called as `factory(config, device, None)` for every drawn config, which names the slots' type itself.
+        numerics: "bits", every result is compared as integers; "close", or a `Close`, for kernels whose arithmetic is
+            another one: `attend` may err as `Close` says, and all else is compared as integers.
+        features: what the implementation supports, names out of `FEATURES`; None means all. The others are neither
+            drawn nor judged, and reported as not covered.
+        without: names to leave out of these.
+        device: where its managers live; the reference lives on the CPU.
+        examples: drawn streams of a case.
         seed: which streams.
 
     Returns:
-        How many calls were compared, all of them equal.
+        What was found. A difference is no exception: see `Report.conforms`, and `print` the report.
 
     Raises:
-        Difference: the first difference; the message names the config, the call and the place.
+        ValueError: an unknown feature; the message lists the known ones.
+        ModuleNotFoundError: hypothesis, which draws the streams, is not installed.
     """
-    calls = 0
-    for name, config in CONFIGS.items():
-        pair = Pair(build(config, "cpu", backend="reference"), factory(config, torch.device(device), None))
-        try:
-            _drive(pair, random.Random(f"{seed} {name}"))
-        except AssertionError as difference:
-            difference.args = (f"config {name!r}: {difference}",)
-            raise
-        calls += pair.calls
-    return calls
+    close = _close(numerics)
+    if not isinstance(examples, int) or examples < 1:
+        raise ValueError(f"examples is {examples!r}, but should be an integer at least 1")
+    used: Counter[str] = Counter()
+    suite = cases(features, without)
+    reports = tuple(
+        check_case(case, factory, numerics, device=device, examples=examples, seed=seed, used=used) for case in suite
+    )
+    return Report(
+        implementation=_name_of(factory),
+        numerics="bits" if close is None else "close",
+        device=str(device),
+        seed=seed,
+        cases=reports,
+        features={name: used[name] for name in FEATURES if name in chosen(features, without)},
+    )
 
 
-def _drive(pair: Pair, draw: random.Random) -> None:
-    config = pair.left.config
-    generator = torch.Generator().manual_seed(draw.randrange(2**31))
-    heads = (config.rows_per_request, config.num_heads)
-    source = torch.randn(2, *heads, 4, 2 * config.head_dim, generator=generator, dtype=torch.float32)
-    written: dict[str, int] = {}
-    source_len = {rid: draw.randint(0, config.max_source_len) for rid in _REQUESTS}
-    pair.fill(float("nan"))
-    for _ in range(_STEPS):
-        rids = draw.sample(_REQUESTS, draw.randint(1, 2))
-        tokens = draw.choice((1, 2, 5, 9))
-        spans = {rid: draw.randint(0, tokens) for rid in rids}
-        wrong = draw.random() < 0.1
-        step = BoundedKVStep(
-            tuple(Segment(rid, span) for rid, span in spans.items()),
-            {rid: StreamPosition(source_len[rid], written.get(rid, 0) + wrong) for rid in rids},
-            {rid: draw.randint(spans[rid], tokens) for rid in rids if draw.random() < 0.5},
-        )
-        ctx = StepContext(tuple(rids))
-        if not pair.admit(step, ctx).ok:
-            pair.remove_request(rids[0])
-            written.pop(rids[0], None)
-            continue
-        pair.plan(step, ctx)
-        rows = len(rids) * config.rows_per_request
-        for layer_idx in range(config.num_layers):
-            q = torch.randn(rows, config.query_heads, tokens, config.head_dim, generator=generator, dtype=torch.float32)
-            k, v = (
-                torch.randn(rows, config.num_heads, tokens, config.head_dim, generator=generator, dtype=torch.float32)
-                for _ in range(2)
-            )
-            pair.attend(layer_idx, q, k, v, source=source, ieee=draw.random() < 0.2)
-        if draw.random() < 0.2:
-            pair.rollback_admit(step, ctx)
-            for rid in rids:
-                pair.remove_request(rid)
-                written.pop(rid, None)
-            continue
-        pair.commit(step, ctx)
-        written.update({rid: written.get(rid, 0) + span for rid, span in spans.items()})
+def check_case(
+    case: Case,
+    factory: Factory,
+    numerics: Numerics = "bits",
+    *,
+    device: torch.device | str = "cpu",
+    examples: int = EXAMPLES,
+    steps: int = STEPS,
+    seed: int = 0,
+    used: Counter[str] | None = None,
+) -> CaseReport:
+    """One case of `check_manager`, which takes the same arguments.
+
+    Args:
+        case: one of `cases`.
+        factory: makes the managers.
+        numerics: how results of attend are judged.
+        device: where the managers live.
+        examples: drawn streams.
+        steps: how many draws of calls each of them is long, at most.
+        seed: which streams.
+        used: counts the calls that had to do with each feature.
+
+    Returns:
+        What was found.
+    """
+    _require_hypothesis()
+    from boundedkv.testing.explain import explained
+    from boundedkv.testing.hunt import Hunt
+    from boundedkv.testing.strategies import Scope
+
+    close = _close(numerics)
+    scope = Scope(case.features, case.name if case.name in FEATURES else None, close is not None)
+    hunt = Hunt(factory, torch.device(device), close)
+    start = time.perf_counter()
+    counted = Counter[str]() if used is None else used
+    hunt.run(scope, case.attends, case.examples * examples, steps, f"{seed} {case.name}", counted)
+    failure = None if hunt.found is None else explained(hunt.found, factory, torch.device(device), close)
+    return CaseReport(
+        case.name,
+        calls=hunt.calls,
+        examples=hunt.examples,
+        seconds=time.perf_counter() - start,
+        nearest=hunt.nearest,
+        failure=failure,
+    )
+
+
+def _close(numerics: object) -> Close | None:
+    """How results are judged; None for bit by bit."""
+    if isinstance(numerics, Close):
+        return numerics
+    if numerics not in ("bits", "close"):
+        raise ValueError(f"numerics is {numerics!r}, but should be 'bits', 'close' or a Close")
+    return Close() if numerics == "close" else None
+
+
+def _name_of(factory: Factory) -> str:
+    return str(getattr(factory, "__qualname__", type(factory).__name__))
+
+
+def _require_hypothesis() -> None:
+    if importlib.util.find_spec("hypothesis") is None:
+        raise ModuleNotFoundError("the conformance suite needs hypothesis: pip install 'boundedkv[testing]'")

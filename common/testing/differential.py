@@ -228,13 +228,17 @@ class Pair:
                 self._refuse(call, differences(f"bytes of {key}", given, copy, ("given", f"after {self._names[side]}")))
         left, right = answers
         self._refuse(call, differences("error", left.error, right.error, self._names), left.error or right.error)
-        self._refuse(call, differences("result", left.value, right.value, self._names))
+        self._refuse(call, self._compared(name, arguments, left.value, right.value))
         if name == "plan" and left.error is None:
             self._plans.append((left.value, right.value))
         self._refuse(call, self._in_state())
         if left.error is not None:
             raise left.error
         return left.value, right.value
+
+    def _compared(self, name: str, arguments: dict[str, Any], left: Any, right: Any) -> Iterator[str]:
+        """Where two results differ."""
+        return differences("result", left, right, self._names)
 
     def _refuse(self, call: str, found: Iterator[str], cause: Exception | None = None) -> None:
         for difference in found:
