@@ -57,7 +57,7 @@ def launched(monkeypatch):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("ieee", [False, True])
 def test_nothing_beside_the_arguments_is_touched(launched, causal, ieee):
-    """Rows of all kinds in one step: a source, none, a ring that wraps, fewer tokens than the step has, padded heads."""
+    """Rows of all kinds: with a source of either sort and none, a ring that wraps, fewer tokens than the step has."""
     settings = {"retention": SinkWindow(0 if causal else 3, 4), "query_window": 2 if causal else None}
     drive = Drive("fast", max_source_len=3, head_dim=5, num_query_heads=2, **settings)
     own, source = random_own(drive.config, 8), random_source(drive.config, 2, 3)
@@ -83,5 +83,5 @@ def test_an_address_beside_the_arguments_is_seen(launched):
     drive = Drive("fast", retention=SinkWindow(0, 2), max_slots=1)
     plan, own = drive.plan({"a": 1}), random_own(drive.config, 1)
     none = drive.manager.layer(0)[:, :, :, :0]
-    with pytest.raises(Exception, match="create_masked_store of write_kernel at 0x.*, beside its arguments"):
+    with pytest.raises(Exception, match=r"create_masked_store of write_kernel at 0x.*, beside its arguments"):
         launch.write(drive.config, plan, launch.Inputs(own.q, own.k, own.v, none, None, None, None))

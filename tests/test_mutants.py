@@ -36,17 +36,19 @@ def test_list_is_wide_and_its_names_tell_faults_apart():
 
 
 def test_page_has_a_line_for_each_fault_and_names_tests_that_exist():
-    rows = [row for row in (ROOT / mutants.PAGE).read_text(encoding="utf-8").splitlines() if row.startswith("| ")]
-    told = {tuple(row.strip("| ").split(" | ")[:3]) for row in rows} - {
-        ("fault", "in", "kind"),
-        ("change", "in", "kind"),
-    }
-    assert told == {(fault.name, fault.files, fault.kind) for fault in LIST}
-    for file, test in {tuple(match) for row in rows for match in re.findall(r"`(tests/\w+\.py)::(\w+)`", row)}:
-        assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no {test}"
-    assert all(
-        re.search(r"`tests/\w+\.py::\w+` \|$", row) for row in rows[1 : rows.index("| change | in | kind | why |")]
-    )
+    text = (ROOT / mutants.PAGE).read_text(encoding="utf-8")
+    lines = [
+        line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ") and " | in | " not in line
+    ]
+    found = {tuple(told): last for *told, last in lines}
+    assert found.keys() == {(fault.name, fault.files, fault.kind) for fault in LIST}
+    for fault in LIST:
+        last = found[fault.name, fault.files, fault.kind]
+        if fault.equivalent:
+            assert last == fault.equivalent
+        else:
+            file, test = re.fullmatch(r"`(.*)::(.*)`", last).groups()
+            assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file} has no {test}"
 
 
 # The program, on a project of one line.
@@ -62,13 +64,14 @@ from boundedkv.number import one
 def test_value():
     assert one() == 1
 """
+# Fault -> its texts, why it is said to change nothing, the outcome and by whom.
 FATES = {
-    "to two": ("return 1", "return 2", "", ["caught tests/test_value.py::test_value"]),
-    "to ten": ("return 1", "return 10", "", ["caught tests/test_length.py::test_length"]),
-    "to one": ("return 1", "return 1  # still", "", ["survived"]),
-    "to its sign": ("return 1", "return +1", "plus one is one", ["equivalent plus one is one"]),
-    "to a false claim": ("return 1", "return 10", "it is not", ["not equivalent tests/test_length.py::test_length"]),
-    "to nothing": ("def one", "def none", "", ["broken tests/test_length.py"]),
+    "to two": ("return 1", "return 2", "", "caught", "tests/test_value.py::test_value"),
+    "to ten": ("return 1", "return 10", "", "caught", "tests/test_length.py::test_length"),
+    "to one": ("return 1", "return 1  # still", "", "survived", ""),
+    "to its sign": ("return 1", "return +1", "plus one is one", "equivalent", "plus one is one"),
+    "to a false claim": ("return 1", "return 10", "it is not", "not equivalent", "tests/test_length.py::test_length"),
+    "to nothing": ("def one", "def none", "", "broken", "tests/test_length.py"),
 }
 
 
@@ -91,6 +94,7 @@ def project(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     shutil.copy(ROOT / "Makefile", tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # these tests need none, and each run starts anew
     (tmp_path / "tests" / "faults").mkdir()
 
     def run(names, *arguments):
@@ -110,12 +114,8 @@ def project(tmp_path, monkeypatch):
 def test_each_fate_is_told(project, capsys):
     assert project(FATES) == 1
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    for name, (*_, (fate,)) in FATES.items():
-        outcome = next(known for known in ("not equivalent", *fate.split()) if fate.startswith(known))
-        told = next(line for line in lines if name in line)
-        assert re.fullmatch(
-            rf"{outcome} {name} \d+ s ?{re.escape(fate.removeprefix(outcome))}".replace(" ", " ?"), told
-        )
+    for name, (*_, outcome, by) in FATES.items():
+        assert any(re.fullmatch(rf"{outcome} {name} \d+ s ?{re.escape(by)}", line) for line in lines), (name, lines)
     assert "2 caught, 1 survived, 1 equivalent, 1 not equivalent, 1 broken" in lines
 
 
@@ -129,7 +129,7 @@ def test_the_page_keeps_the_lines_of_faults_that_are_not_tried(project, capsys):
     project(["to two", "to ten"], "--write")
     path = project.root / "docs" / "mutants.md"
     path.write_text(path.read_text(encoding="utf-8").replace("test_value`", "test_else`"), encoding="utf-8")
-    project(["to ten", "to two", "to its sign"], "--only", "s", "--write")
+    project(["to ten", "to two", "to its sign"], "--only", "sign", "--write")
     rows = [row for row in path.read_text(encoding="utf-8").splitlines() if row.startswith("| to")]
     assert rows == [
         "| to ten | common/number.py | constant | `tests/test_length.py::test_length` |",

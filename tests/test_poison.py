@@ -238,6 +238,16 @@ def test_scores_far_beyond_what_rounding_by_addition_can_take(backend, score, ie
 
 @on_both
 @PATHS
+def test_a_large_score_is_its_own_ceiling(backend, ieee):
+    """2^32 - 256: rounded by adding 2^23 it would come out 256 larger, and its key would weigh nothing."""
+    largest = 2.0**16 * (1 - 2.0**-20)  # held as 2^16 by default
+    q, k = ([1.0, 0, 0, 0], [2.0**32 - 256, 0, 0, 0]) if ieee else ([largest, 256, 0, 0], [largest, -1, 0, 0])
+    v = torch.eye(4)[:1]
+    assert_same(one_step(backend, torch.tensor([k]), v, torch.tensor(q), ieee), v[0])
+
+
+@on_both
+@PATHS
 def test_scores_beyond_the_largest_float_are_infinite(backend, ieee):
     """Plus infinity poisons, minus infinity weighs nothing; where all weigh nothing, nothing is seen."""
     eye = torch.eye(4)
