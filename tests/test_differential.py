@@ -126,6 +126,8 @@ def test_rollbacks_and_late_commits(make_pair):
         pair.commit(*first)
     run(pair, *first)
     pair.commit(*first)
+    pair.rollback_admit(*first)  # too late: it is committed
+    assert pair.holds("a")
     second = a_step({"a": 1})
     run(pair, *second, seed=1)
     with pytest.raises(AdmitRuntimeError, match=r"'a'.*\(2 written\)"):

@@ -240,10 +240,12 @@ def test_scores_far_beyond_what_rounding_by_addition_can_take(backend, score, ie
 @PATHS
 def test_a_large_score_is_its_own_ceiling(backend, ieee):
     """2^32 - 256: rounded by adding 2^23 it would come out 256 larger, and its key would weigh nothing."""
-    largest = 2.0**16 * (1 - 2.0**-20)  # held as 2^16 by default
-    q, k = ([1.0, 0, 0, 0], [2.0**32 - 256, 0, 0, 0]) if ieee else ([largest, 256, 0, 0], [largest, -1, 0, 0])
-    v = torch.eye(4)[:1]
-    assert_same(one_step(backend, torch.tensor([k]), v, torch.tensor(q), ieee), v[0])
+    drive = Drive(backend, retention=SinkWindow(0, 0), scale=LN_2)
+    zeros = torch.zeros(1, 1, 1, 4)
+    out = drive.step(
+        {"a": 1}, Own(zeros, zeros, zeros + 3), rel_bias=torch.tensor([2.0**32 - 256])[None, None, None], ieee=ieee
+    )
+    assert_same(out, zeros + 3)
 
 
 @on_both
