@@ -157,8 +157,8 @@ def judged(fault: Fault, root: Path, limit: float) -> tuple[Fault, Verdict]:
 
 INTRODUCTION = """# Planted faults
 
-A suite that passes shows little until it was seen to fail. `make mutants` plants each of these faults in a copy of the
-code, one at a time, and runs tests until one fails: those that should notice first, then all others. It takes an
+A suite that passes shows little until it has been seen to fail. `make mutants` plants each of these faults in a copy of the
+code, one at a time, and runs tests until one fails: first those that should notice, then all others. It takes an
 hour or two, so it is no part of `make test`. The faults are listed in `tests/faults/`; this page is written by
 `tests/mutants.py --write`.
 
@@ -205,7 +205,7 @@ def main(root: Path = ROOT) -> int:
     options = parser.parse_args()
     faults = load(root)
     chosen = [fault for fault in faults if options.only in f"{fault.name} {fault.kind} {fault.files}"]
-    problems = list(filter(None, (stale(root, fault) for fault in faults)))
+    problems = list(filter(None, (stale(root, fault) for fault in chosen)))
     if not problems and chosen:
         print(f"{len(chosen)} faults; first their tests without any", flush=True)
         problems = list(filter(None, [baseline(chosen, root, options.limit)]))

@@ -112,6 +112,15 @@ def test_fixed_vectors_are_rounded_to_even(backend, side, units, held):
     assert out.tolist() == (weights / weights.sum()).tolist()
 
 
+@pytest.mark.parametrize("backend", ["reference", "fast"])
+@pytest.mark.parametrize(("below", "units"), [(0.5, 1), (1.5, 0)])
+def test_weights_are_counted_in_the_nearest_number_of_units(backend, below, units):
+    """By default: beside a weight of 1, one of 0.71 units counts as one, one of 0.35 as none."""
+    k = torch.tensor([[0.0, 0], [-(numerics.WEIGHT_BITS + below), 0]])
+    out = one_query(backend, torch.tensor([1.0, 0]), k, torch.eye(2), ieee=False)
+    assert out[0] == 1 / torch.tensor(1 + units * 2.0**-numerics.WEIGHT_BITS)
+
+
 @pytest.mark.parametrize(
     ("scale", "bits"), [(1.0, 0x3FB8AA3B), (3**-0.5, 0x3F553B95), (5**-0.5, 0x3F252B5C), (12**-0.5, 0x3ED53B95)]
 )
