@@ -117,10 +117,13 @@ def first_failure(copy: Path, tests: Sequence[str], limit: float) -> Verdict:
     except subprocess.TimeoutExpired:
         return Verdict(ENDLESS, f"after {limit:.0f} s")
     told = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, flags=re.MULTILINE)
+    crashed = re.search(r"(tests/\w+\.py)\", line \d+ in (test_\w+)", done.stderr)
     if done.returncode == 0:
         return Verdict(SURVIVED)
     if done.returncode == 1 and told:
         return Verdict(CAUGHT, told[1])
+    if done.returncode < 0 and crashed:  # on the CPU an address that is nobody's ends the process
+        return Verdict(CAUGHT, f"{crashed[1]}::{crashed[2]}")
     return Verdict(BROKEN, told[1] if told else (done.stderr or done.stdout).strip()[-300:])
 
 

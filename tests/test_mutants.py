@@ -71,6 +71,7 @@ FATES = {
     "to one": ("return 1", "return 1  # still", "", "survived", ""),
     "to its sign": ("return 1", "return +1", "plus one is one", "equivalent", "plus one is one"),
     "to a false claim": ("return 1", "return 10", "it is not", "not equivalent", "tests/test_length.py::test_length"),
+    "to a crash": ("return 1", "import os; os.abort()", "", "caught", "tests/test_length.py::test_length"),
     "to nothing": ("def one", "def none", "", "broken", "tests/test_length.py"),
 }
 
@@ -116,7 +117,7 @@ def test_each_fate_is_told(project, capsys):
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     for name, (*_, outcome, by) in FATES.items():
         assert any(re.fullmatch(rf"{outcome} {name} \d+ s ?{re.escape(by)}", line) for line in lines), (name, lines)
-    assert "2 caught, 1 survived, 1 equivalent, 1 not equivalent, 1 broken" in lines
+    assert "3 caught, 1 survived, 1 equivalent, 1 not equivalent, 1 broken" in lines
 
 
 def test_only_what_is_caught_or_equivalent_is_well(project, capsys):
