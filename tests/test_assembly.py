@@ -189,7 +189,7 @@ def findings(kernel: dict) -> list[str]:
             f"takes {kernel['shared']} bytes of shared memory of {SHARED[kernel['target']]}: cannot be launched"
         )
     constants = kernel["constants"]
-    if constants["enable_fp_fusion"] is not False:
+    if constants.get("enable_fp_fusion") is not False:
         found.append("is launched without enable_fp_fusion=False, and some versions of Triton fuse unless told not to")
     attends, merges = kernel["kernel"].startswith("attention"), kernel["kernel"].startswith("merge")
     if bool(TENSOR_CORES.search(assembly)) != (attends and not constants["IEEE"]):
