@@ -165,9 +165,9 @@ the code, one at a time, and runs tests until one fails: first those that should
 hour or two, so it is no part of `make test`. The faults are listed in `tests/faults/`; this page is written by
 `tests/mutants.py --write`.
 
-A fault in one backend alone shows in any comparison with the other that reaches it. One in both at once, or in what they
-share, does not: a definition, a bound or a result known by hand has to tell. Faults of the kind "fusion" show in what
-the compilers make of the kernels, and most of them nowhere else on a machine without a GPU.
+A fault in one backend alone shows in any comparison with the other that reaches it. One in both at once, or in what
+they share, does not: a definition, a bound or a result known by hand has to tell. Faults of the kind "fusion" show in
+what the compilers make of the kernels, and most of them nowhere else on a machine without a GPU.
 """
 
 
