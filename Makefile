@@ -14,7 +14,7 @@ PIP   := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TREE  := build/tree
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint gpu clean tree
+.PHONY: help setup demo test lint gpu mutants clean tree
 
 help:  ## print this list
 	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "  make %-7s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ lint: $(STAMP) tree  ## ruff and mypy
 
 gpu: tree  ## the tests that need a GPU, with $(PYTHON) as it is: torch, triton, numpy, pytest, hypothesis
 	PYTHONPATH=$(CURDIR)/$(TREE) $(PYTHON) -m pytest -m gpu
+
+mutants: $(STAMP)  ## plant small faults in copies of the code and see that the tests notice: an hour or two
+	$(BIN)/python tests/mutants.py --jobs 2
 
 tree:
 	@rm -rf $(TREE) && mkdir -p $(TREE)/boundedkv

@@ -298,8 +298,15 @@ def summed(x_ptr):
     tl.store(x_ptr, tl.sum(tl.load(x_ptr + i)))
 
 
+@triton.jit
+def unstated(x_ptr):
+    """A masked load that leaves open what it gives where it is masked."""
+    i = tl.arange(0, 128)
+    tl.store(x_ptr + i, tl.load(x_ptr + i, mask=i < 100))
+
+
 # Small kernels that break the contract, to see that the tests notice.
-WRONG = (fused, folded, exponential, divided, floored, inexact, summed)
+WRONG = (fused, folded, exponential, divided, floored, inexact, summed, unstated)
 
 
 def chosen(kind: str) -> dict[str, Launch]:

@@ -127,6 +127,8 @@ def triton_findings(text: str) -> Iterator[str]:
                 yield f"a dot that starts from something else than an exact sum: {value.text}"
             if not re.search(r"xf16> \* tensor<\S+xf16> -> tensor<\S+xf32>", value.text):
                 yield f"a dot of other types than float16 into float32: {value.text}"
+        if name == "tt.load" and len(value.operands) == 2:
+            yield f"a masked load that leaves open what it gives there: {value.text}"
         if name == "tt.reduce":
             reduced = value.operands[0]
         if name == "arith.addf" and reduced is not None and "tensor" not in value.text and not is_integer(reduced):
@@ -187,7 +189,7 @@ def findings(kernel: dict) -> list[str]:
             f"takes {kernel['shared']} bytes of shared memory of {SHARED[kernel['target']]}: cannot be launched"
         )
     constants = kernel["constants"]
-    if constants["enable_fp_fusion"] is not False:
+    if constants.get("enable_fp_fusion") is not False:
         found.append("is launched without enable_fp_fusion=False, and some versions of Triton fuse unless told not to")
     attends, merges = kernel["kernel"].startswith("attention"), kernel["kernel"].startswith("merge")
     if bool(TENSOR_CORES.search(assembly)) != (attends and not constants["IEEE"]):
@@ -236,6 +238,7 @@ WRONG = {
     "floored": ("math.floor", ".ftz", "v_floor_f32"),
     "inexact": ("whose product may round", None, None),
     "summed": ("a sum in no stated order", None, None),
+    "unstated": ("a masked load that leaves open", None, None),
 }
 
 

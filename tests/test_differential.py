@@ -109,6 +109,7 @@ def test_refused_steps_change_nothing(make_pair):
     assert isinstance(pair.admit(*a_step({"a": 1, "b": 0, "c": 0})).reason, AllocationFailed)
     assert isinstance(pair.admit(*a_step({"b": 0, "a": 2})).reason, AdmitRuntimeError)
     assert isinstance(pair.admit(*a_step({"b": 0, "a": 1}, source_len=1)).reason, AdmitRuntimeError)
+    assert pair.admit(*a_step({"b": 3, "a": 2})).reason.request_id == "b", "the first contradiction was not told"
     assert (pair.holds("b"), pair.holds("c"), pair.free_slots) == (False, False, 1)
     pair.remove_request("a")
     run(pair, *a_step({"b": 0, "c": 0}), seed=1)
@@ -126,10 +127,17 @@ def test_rollbacks_and_late_commits(make_pair):
         pair.commit(*first)
     run(pair, *first)
     pair.commit(*first)
+    pair.rollback_admit(*first)  # too late: it is committed
+    assert pair.holds("a")
     second = a_step({"a": 1})
     run(pair, *second, seed=1)
-    with pytest.raises(AdmitRuntimeError, match=r"'a'.*\(2 written\)"):
-        pair.commit(*first)
+    pair.commit(*a_step({"a": 1}))  # the second step once more, declared anew
+    third = a_step({"a": 2})
+    pair.admit(*third)
+    pair.rollback_admit(*third)
+    for late in (first, third):
+        with pytest.raises(AdmitRuntimeError, match=r"'a'.*\(2 written\)"):
+            pair.commit(*late)
     pair.reset_request("a")
     with pytest.raises(AdmitRuntimeError, match=r"'a'.*\(0 written\)"):
         pair.commit(*second)

@@ -239,6 +239,18 @@ def test_scores_far_beyond_what_rounding_by_addition_can_take(backend, score, ie
 
 @on_both
 @PATHS
+def test_a_large_score_is_its_own_ceiling(backend, ieee):
+    """2^32 - 256: rounded by adding 2^23 it would come out 256 larger, and its key would weigh nothing."""
+    drive = Drive(backend, retention=SinkWindow(0, 0), scale=LN_2)
+    zeros = torch.zeros(1, 1, 1, 4)
+    out = drive.step(
+        {"a": 1}, Own(zeros, zeros, zeros + 3), rel_bias=torch.tensor([2.0**32 - 256])[None, None, None], ieee=ieee
+    )
+    assert_same(out, zeros + 3)
+
+
+@on_both
+@PATHS
 def test_scores_beyond_the_largest_float_are_infinite(backend, ieee):
     """Plus infinity poisons, minus infinity weighs nothing; where all weigh nothing, nothing is seen."""
     eye = torch.eye(4)
@@ -246,3 +258,41 @@ def test_scores_beyond_the_largest_float_are_infinite(backend, ieee):
     assert_poisoned(one_step(backend, k, eye[:2], eye[0] * 2, ieee))
     assert_same(one_step(backend, k.flip(0) * torch.tensor([[1.0], [0.0]]), eye[:2], eye[0] * 2, ieee), eye[1])
     assert_same(one_step(backend, k[1:], eye[:1], eye[0] * 2, ieee), torch.zeros(4))
+
+
+@on_both
+@PATHS
+@pytest.mark.parametrize("value", [-0.0, -(2.0**-149)])
+def test_a_result_is_never_minus_zero(backend, value, ieee):
+    """Not where a value is, and not where a weight makes it vanish."""
+    k = torch.tensor([[0.0, 0, 0, 0], [-100, 0, 0, 0]])
+    v = torch.tensor([[-0.0] * 4, [value] * 4])
+    assert_same(one_step(backend, k, v, torch.eye(4)[0], ieee), torch.zeros(4))
+
+
+@on_both
+@PATHS
+@pytest.mark.parametrize(
+    ("largest", "other", "counts"),
+    [(0.0, -126.0, True), (0.0, -126.25, False), (0.25, -124.875, True), (0.25, -125.125, False)],
+)
+def test_weights_count_down_to_2_to_the_minus_126(backend, largest, other, counts, ieee):
+    """Relative to the largest score, taken up to an integer; a weight that does not count scales no value either."""
+    k = torch.tensor([[largest, 0, 0, 0], [other, 0, 0, 0]])
+    v = torch.tensor([[2.0**-20, 0, 0, 0], [0, 2.0**125, 0, 0]])
+    out = one_step(backend, k, v, torch.eye(4)[0], ieee)
+    if counts:
+        assert 0.5 <= out[1] * 2.0 ** (largest - other) / 2.0**125 <= 1.001
+    else:
+        assert_same(out, torch.tensor([2.0**-20, 0, 0, 0]))
+
+
+@on_both
+@PATHS
+def test_large_queries_and_small_keys_have_moderate_scores(backend, ieee):
+    """And the other way round: no power on the way takes the score out of range."""
+    v = torch.eye(4)[:2]
+    for q, k in ((2.0**127, 2.0**-96), (2.0**-96, 2.0**127)):
+        keys = torch.tensor([[k, 0, 0, 0], [0, 0, 0, 0]])
+        out = one_step(backend, keys, v, torch.eye(4)[0] * q, ieee, scale=LN_2 * 2.0**-31)
+        assert_same(out, torch.tensor([2.0, 1, 0, 0]) / 3)

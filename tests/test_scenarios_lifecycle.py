@@ -30,6 +30,7 @@ from boundedkv import (
     StepContext,
     StreamPosition,
 )
+from boundedkv.plan import EMPTY_ROW
 
 
 @on_both
@@ -316,3 +317,15 @@ def test_s23_padding_rows_write_nothing_and_return_zero(backend, full):
         assert_same(drive.slots()[others], before[others], "slots of no row")
         manager.commit(step, ctx)
         drive.moved(dict.fromkeys(rids, 1))
+
+
+@on_both
+def test_s23_a_padding_row_that_is_declared_like_the_others_takes_part_in_nothing(backend):
+    drive = Drive(backend, retention=SinkWindow(1, 3), max_slots=1)
+    step, _ = drive.declare({"a": 2, "pad": 2})
+    ctx = StepContext(("a",), padded_request_ids=("a", "pad"))
+    assert drive.manager.admit(step, ctx).ok, "one slot is enough"
+    assert drive.manager.plan(step, ctx).rows[1] == EMPTY_ROW
+    drive.manager.commit(step, ctx)
+    assert drive.manager.holds("a")
+    assert not drive.manager.holds("pad")

@@ -115,8 +115,9 @@ def test_s15_each_row_reads_its_own_source(backend, by_row):
     kept = bank.clone()
     batch.positions = {"a": StreamPosition(6, 0, 3), "b": StreamPosition(6, 0, 1), "c": StreamPosition(0, 0)}
     sources = {"source": bank}
-    if by_row:  # b's prefix lies in another resource's storage, where its entry is 2
-        sources["row_source"] = (bank[[0, 3, 1]], torch.tensor([9, 2, 9]).to(bank.device))
+    if by_row:  # b's prefix lies in another resource's storage, whose table says that its entry is 2
+        table = torch.tensor([[9, 1], [2, 1], [9, 1]]).to(bank.device)
+        sources["row_source"] = (bank[[0, 3, 1]], table[:, 0])
         batch.positions["b"] = StreamPosition(6, 0, -1)
     own = {rid: random_own(batch.config, 2 * steps, seed) for seed, rid in enumerate("abc")}
     outs = []

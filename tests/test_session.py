@@ -33,6 +33,13 @@ def test_counts_what_is_written(session):
     assert session.written("b") == 3
 
 
+def test_a_step_that_only_reads_is_not_counted(session):
+    for _ in range(2):
+        with session.step({"a": 0}, tokens={"a": 1}) as step:
+            step.attend(0, *tensors(1, 1))
+    assert session.written("a") == 0
+
+
 def test_source_is_declared_once(session):
     source = torch.randn(2, 1, 1, 2, 8)
     with session.step({"a": 1}, source_len={"a": 2}, source={"a": 1}) as step:
@@ -52,6 +59,9 @@ def test_an_error_in_the_body_rolls_back(session):
     with pytest.raises(KeyError, match="body"):
         fail()
     assert session.written("a") == 0
+    with session.step({"b": 1, "c": 1}):  # two slots in all, and "a" has given its one back
+        pass
+    session.remove("c")
     with session.step({"a": 2, "b": 1}):
         pass
     assert session.written("a") == 2

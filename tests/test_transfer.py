@@ -102,6 +102,19 @@ def test_a_planned_step_that_may_have_overwritten_is_not_exported(backend):
         session.export_request("a")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_how_far_planned_steps_reached_goes_along(backend):
+    giver, taker = (Session(build(config(spare=2), backend=backend)) for _ in range(2))
+    run(giver, "a", 5, 0, None)
+    with pytest.raises(RuntimeError, match="body"), giver.step({"a": 1}):
+        raise RuntimeError("body")
+    taker.import_request("a", giver.export_request("a"))
+    for session in (giver, taker):
+        with pytest.raises(ValueError, match="should be from 4 to 5: 5 are committed, steps were planned up to 6"):
+            session.rewind("a", 3)
+        session.rewind("a", 4)
+
+
 WRONG = {
     "not a dict": (lambda state: [], "state is list"),
     "a field short": (
