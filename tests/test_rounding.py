@@ -95,7 +95,7 @@ def test_results_are_quotients_rounded_once(backend, ieee, keys):
 
 
 # How many bits below the exponent of its largest element a vector keeps by default.
-KEPT = {"query": 15, "key": 15}
+KEPT = {"query": 23, "key": 20}
 
 
 @pytest.mark.parametrize("backend", ["reference", "fast"])
