@@ -131,6 +131,13 @@ def _full_sums(generator: torch.Generator, head_dim: int) -> _Case:
     return _Case(largest[:, :, :2] / head_dim, largest, -largest)
 
 
+def _full_parts(generator: torch.Generator, head_dim: int) -> _Case:
+    """The lower parts of the fixed-point numbers at their largest: 2^7 on the left, 2^10 on the right."""
+    q = torch.full((1, 1, 2, head_dim), 1 + 2.0**-8 + 2.0**-16, dtype=torch.float32)
+    k = torch.full((1, 1, 66, head_dim), 1 + 2.0**-10, dtype=torch.float32)
+    return _Case(q / 2 ** round(math.log2(head_dim)), k, -k)
+
+
 def _ties(generator: torch.Generator, head_dim: int) -> _Case:
     """Multiples of half a unit of the fixed-point numbers: every other rounding is a tie."""
     q, k, v = _normal(generator, 20, head_dim)
@@ -201,6 +208,7 @@ FAMILIES: dict[str, Callable[[torch.Generator, int], _Case]] = {
     "gaussian": _gaussian,
     "long": _long,
     "full sums": _full_sums,
+    "full parts": _full_parts,
     "ties": _ties,
     "zeros": _zeros,
     "subnormals": _subnormals,

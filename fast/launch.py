@@ -48,17 +48,17 @@ class Shape(NamedTuple):
     threads: int
 
 
-def attention_shape(head_dim: int, lanes: int, ieee: bool, bias: bool) -> Shape:
+def attention_shape(head_dim: int, lanes: int, ieee: bool, bias: bool, alike: bool) -> Shape:
     """Choose a program's block. Free of the bits: a query's arithmetic does not depend on the lanes beside it.
 
-    The largest that leaves every variant its registers. Tensor cores share 32 elements among four warps, not 16.
+    The largest that leaves a variant its registers. Tensor cores share 32 elements among four warps, not 16.
     """
     block_d = max(32, 1 << (head_dim - 1).bit_length())
     if ieee:
         return Shape(block_d, 1, 128 if block_d <= 64 else 256)
-    if lanes > 16 and (block_d == 64 or (block_d == 128 and not bias)):
+    if lanes > 16 and alike and (block_d == 64 or (block_d == 128 and not bias)):
         return Shape(block_d, 32, 256)
-    return Shape(block_d, 16, 128 if block_d <= 64 else 256)
+    return Shape(block_d, 16, 128 if block_d == 32 or (block_d == 64 and alike) else 256)
 
 
 def attend(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs, ieee: bool) -> Tensor:
@@ -69,13 +69,14 @@ def attend(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs, ieee: boo
     if batch_rows == 0:
         return out
     group = query_heads // config.num_heads
-    shape = attention_shape(head_dim, own_tokens * group, ieee, bias is not None)
+    storage, row_slots = row_source if row_source is not None else (None, None)
+    alike = _alike(pool, k, v, *(tensor for tensor in (source, storage) if tensor is not None))
+    shape = attention_shape(head_dim, own_tokens * group, ieee, bias is not None, alike)
     blocks = _cdiv(own_tokens * group, shape.block_q)
     programs = batch_rows * config.num_heads * blocks
     # The sinks and the window fill splits apart, and the window may begin inside one.
     splits = _cdiv(plan.max_retained + own_tokens, SPLIT) + 2
     by_split = splits > 3 and programs < _ENOUGH_PROGRAMS
-    storage, row_slots = row_source if row_source is not None else (None, None)
     lanes = batch_rows * own_tokens * query_heads
     part = torch.empty(splits * lanes * (head_dim + 3) if by_split else 0, dtype=torch.float32, device=q.device)
     _launch(
@@ -106,7 +107,7 @@ def attend(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs, ieee: boo
         HAS_BIAS=bias is not None,
         HAS_SOURCE=source is not None and plan.reads_source,
         HAS_ROW_SOURCE=storage is not None and plan.reads_row_source,
-        ALIKE=_alike(pool, k, v, *(source for source in (source, storage) if source is not None)),
+        ALIKE=alike,
         BY_SPLIT=by_split,
         **{f"{name}_TYPE": _TYPES[t.dtype] for name, t in (("Q", q), ("K", k), ("V", v), ("POOL", pool))},
         SOURCE_TYPE=_TYPES[_or(source, pool).dtype],

@@ -33,6 +33,7 @@ import triton.language as tl
 from boundedkv import BoundedKVConfig, SinkWindow
 from boundedkv.plan import ROW_INTS, BoundedPlan
 
+COMPILED = Path(__file__).with_name("compiled")
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950")
 
 
@@ -97,6 +98,16 @@ def covering(strength: int) -> tuple[Case, ...]:
         pool = options.get("pool", "float32")
         cases.append(Case(**{key: pool if value == "same" else value for key, value in options.items()}))
     return tuple(cases)
+
+
+# What most calls are: the page shows these.
+USUAL = tuple(
+    Case(head_dim, **step, q=kind, kv=kind, pool=kind)
+    for head_dim in (64, 128, 256)
+    for step in ({}, {"tokens": 64}, {"ieee": True})
+    for kind in ("float32", "bfloat16")
+)
+KINDS = {"quick": lambda: covering(1), "full": lambda: covering(1) + USUAL + covering(2)}
 
 
 class Launch(NamedTuple):
@@ -164,6 +175,7 @@ def name_of(launch: Launch) -> str:
     c = launch.constants
     words = [launch.kernel.__name__.removesuffix("_kernel"), f"D{c['D']}"]
     words += [f"Q{c['BLOCK_Q']}"] if "BLOCK_Q" in c else []
+    words += [f"G{c['G']}"] if c.get("G", 1) > 1 else []
     words += [key.lower().removeprefix("has_") for key, value in c.items() if value is True]
     words += ["".join("fhb"[value] for key, value in c.items() if key.endswith("_TYPE"))]
     return "-".join(words)
@@ -203,7 +215,7 @@ class Target:
         return {**texts, "shared": done.metadata.shared, **measure(done.asm, log.getvalue(), chunks(launch.constants))}
 
 
-NUMBERS = ("registers", "spilled", "shared", "tile")
+NUMBERS = ("warps", "registers", "spilled", "shared", "tile")
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/|\s+[vsdb]\w*_")
 
 
@@ -309,34 +321,77 @@ def unstated(x_ptr):
 WRONG = (fused, folded, exponential, divided, floored, inexact, summed, unstated)
 
 
+def table(kernels: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What is measured of each kernel, by name."""
+    return {kernel["kernel"]: {number: kernel[number] for number in NUMBERS} for kernel in kernels}
+
+
+def page_table() -> str:
+    """What most calls are compiled to, from the golden files, as the page shows it."""
+    lines = ["| path | types | head_dim | " + " | ".join(TARGETS) + " |", "|---" * (3 + len(TARGETS)) + "|"]
+    golden = {target: json.loads((COMPILED / f"{target}.json").read_text(encoding="utf-8")) for target in TARGETS}
+    for step, path in (({}, "decode"), ({"tokens": 64}, "prefill"), ({"ieee": True}, "ieee")):
+        for kind in ("float32", "bfloat16"):
+            for head_dim in (64, 128, 256):
+                case = Case(head_dim, **step, q=kind, kv=kind, pool=kind)
+                row = [path, kind, str(head_dim)]
+                for target in TARGETS:
+                    kernel = golden[target]["kernels"][name_of(record(case)[0])]
+                    issued = round(kernel["tile"] * kernel["warps"] / 64)
+                    row.append(f"{kernel['registers']} / {kernel['shared'] / 1024:.0f} / {issued}")
+                lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
 def chosen(kind: str) -> dict[str, Launch]:
     """Launches by name: the `quick` ones, the `full` list, or the `wrong` ones."""
     if kind == "wrong":
         x = (torch.empty(256, device="meta"),)
         return {kernel.__name__: Launch(kernel, x, {"enable_fp_fusion": kernel is fused}) for kernel in WRONG}
-    return {name_of(launch): launch for case in covering(1 if kind == "quick" else 2) for launch in record(case)}
+    return {name_of(launch): launch for case in KINDS[kind]() for launch in record(case)}
 
 
 def main() -> None:
     """Compile, measure, print a table, and write the texts for a test to read."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("targets", nargs="*", help=f"sm_NN or gfxNNN; {', '.join(TARGETS)} if none is named")
-    parser.add_argument("--kind", choices=("quick", "full", "wrong"), default="quick")
+    parser.add_argument("--kind", choices=(*KINDS, "wrong"), default="quick")
+    parser.add_argument("--golden", action="store_true", help="write what is measured to tests/compiled/")
+    parser.add_argument(
+        "--page", action="store_true", help="put the golden files' table into docs/assembly.md, no more"
+    )
     parser.add_argument("--texts", type=Path, help="write each compiled kernel to this folder, as JSON")
     options = parser.parse_args()
+    if options.page:
+        Target("sm_90").use()
+        page = Path(__file__).parents[1] / "docs" / "assembly.md"
+        before, _, rest = page.read_text(encoding="utf-8").partition("<!-- table -->\n")
+        after = rest.partition("<!-- end of table -->")[2]
+        page.write_text(f"{before}<!-- table -->\n{page_table()}\n<!-- end of table -->{after}", encoding="utf-8")
+        return
     for name in options.targets or TARGETS:
         target = Target(name)
         target.use()
+        results = []
         for kernel, launch in chosen(options.kind).items():
-            result = {"target": name, "kernel": kernel, "constants": launch.constants}
+            result = {
+                "target": name,
+                "kernel": kernel,
+                "constants": launch.constants,
+                "warps": launch.constants.get("num_warps", 4),
+            }
             try:
                 result |= target.compile(launch)
             except Exception as error:  # of many classes: what a compiler refuses, a test shall say
                 result |= {"error": str(error)}
             if options.texts is not None:
                 (options.texts / f"{name}-{kernel}.json").write_text(json.dumps(result), encoding="utf-8")
+            results.append(result)
             numbers = [f"{key} {result.get(key, '-')}" for key in NUMBERS]
             print(f"{name:7} {kernel:55} {', '.join(numbers)} {result.get('error', '')}", flush=True)
+        if options.golden:
+            told = {"triton": triton.__version__, "kernels": table(results)}
+            (COMPILED / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

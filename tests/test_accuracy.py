@@ -26,24 +26,24 @@ from accuracy_measure import (
 )
 
 # How many times nearer than TF32 the default path is at least, by both measures, with inputs held in float32; in the
-# comment, what was measured. Below 1 it is behind: there this holds that it does not fall further.
+# comment, what was measured.
 FLOORS = {
-    "Gaussian": 4.0,  # 7.1
-    "queries x30": 3.0,  # 6.6
-    "queries x300": 3.0,  # 5.6
-    "keys x30": 2.0,  # 3.6
-    "keys x300": 2.0,  # 3.2
-    "queries and keys x30": 3.0,  # 7.1
-    "queries and keys x300": 2.0,  # 4.9
-    "queries, other keys x30": 0.3,  # 0.49
-    "queries, other keys x300": 0.04,  # 0.062
-    "queries, other keys x300, balanced": 5.0,  # 10
-    "values x30": 0.5,  # 0.70
-    "values x300": 0.05,  # 0.073
-    "log-normal": 4.0,  # 7.5
-    "values log-normal by token": 2.0,  # 3.3
-    "peaked": 5.0,  # 10
-    "sink": 0.7,  # 0.96
+    "Gaussian": 300.0,  # 530
+    "queries x30": 500.0,  # 827
+    "queries x300": 500.0,  # 891
+    "keys x30": 100.0,  # 177
+    "keys x300": 80.0,  # 134
+    "queries and keys x30": 500.0,  # 793
+    "queries and keys x300": 200.0,  # 367
+    "queries, other keys x30": 30.0,  # 51
+    "queries, other keys x300": 2.0,  # 4.4
+    "queries, other keys x300, balanced": 300.0,  # 526
+    "values x30": 25.0,  # 47
+    "values x300": 2.5,  # 4.9
+    "log-normal": 300.0,  # 487
+    "values log-normal by token": 200.0,  # 309
+    "peaked": 300.0,  # 567
+    "sink": 60.0,  # 127
 }
 
 
@@ -65,12 +65,12 @@ def test_accuracy_of_the_default_path_beside_tf32(family):
 
 @pytest.mark.parametrize("factor", [1.0, 30.0, 300.0, 2.0**40])
 def test_accuracy_of_small_channels_is_relative_to_their_vector(factor):
-    """A value is held to 16 bits of its vector's largest element, or to more: beside outliers, small channels lose."""
+    """A value is held to 21 bits of its vector's largest element: beside outliers, small channels lose."""
     shape = Shape(queries=16, heads=2)
     own = draw(outliers(factor, v=HERE), shape)
     difference = (ours(own, ieee=False) - attend64(*own, scale=shape.head_dim**-0.5)).abs()
     small = [d for d in range(shape.head_dim) if d not in HERE]
-    assert difference[..., small].max() <= 2**-15 * own.v.abs().max()
+    assert difference[..., small].max() <= 2**-20 * own.v.abs().max()
 
 
 def test_tf32_is_rounded_to_nearest_even():

@@ -12,7 +12,7 @@ def test_this_machine_computes_as_the_contract_says():
     report = self_test(device)
     assert (report.device, report.numerics_version) == (device, NUMERICS_VERSION)
     assert report.results >= 10_000
-    assert len(report.families) == 12
+    assert len(report.families) == 13
 
 
 def off_by_one_bit(attend):
