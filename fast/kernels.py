@@ -331,7 +331,6 @@ def merge_kernel(
     table_ptr,
     part_ptr,
     out_ptr,
-    num_lanes,
     own_tokens,
     num_splits,
     ROWS: tl.constexpr,
@@ -341,16 +340,16 @@ def merge_kernel(
     BLOCK_Q: tl.constexpr,
     Q_TYPE: tl.constexpr,
 ):
-    """Fold the splits' partial softmaxes of each lane in order. Grid: (blocks of Q lanes of [B * ROWS, T, Hq],)."""
-    lane = tl.program_id(0).to(tl.int64) * BLOCK_Q + tl.arange(0, BLOCK_Q)  # [Q]
-    in_step = lane < num_lanes
-    t = lane // QUERY_HEADS % own_tokens
-    line = lane // QUERY_HEADS // own_tokens // ROWS
-    tokens = tl.load(table_ptr + line * ROW_INTS + TOKENS, mask=in_step, other=0)
+    """Fold the splits' partial softmaxes of each lane in order. Grid: (B * ROWS, blocks of Q lanes of [T, Hq])."""
+    lane = tl.program_id(1) * BLOCK_Q + tl.arange(0, BLOCK_Q)  # [Q]
+    in_step = lane < own_tokens * QUERY_HEADS
+    tokens = tl.load(table_ptr + (tl.program_id(0) // ROWS) * ROW_INTS + TOKENS)
+    t = lane // QUERY_HEADS
+    lane_index = tl.program_id(0).to(tl.int64) * own_tokens * QUERY_HEADS + lane  # of [B * ROWS, T, Hq]
     d = tl.arange(0, BLOCK_D)
     a_mask = in_step[:, None] & (d < D)[None, :]
     m, l, e, a = nothing_seen(BLOCK_Q, BLOCK_D)  # noqa: E741
-    index = lane
+    index = lane_index
     for _ in range(0, num_splits):
         pointers = part_ptr + index * (D + 3)
         part_m = tl.load(pointers, mask=in_step, other=-INF)
@@ -358,8 +357,8 @@ def merge_kernel(
         part_e = tl.load(pointers + 2, mask=in_step, other=-INF)
         part_a = tl.load(pointers[:, None] + 3 + d[None, :], mask=a_mask, other=0.0)
         m, l, e, a = fold(m, l, e, a, part_m, part_l, part_e, part_a)  # noqa: E741
-        index += num_lanes
-    store_result(out_ptr, lane, finish(m, l, e, a), t < tokens, in_step, d, D, Q_TYPE)
+        index += tl.num_programs(0).to(tl.int64) * own_tokens * QUERY_HEADS
+    store_result(out_ptr, lane_index, finish(m, l, e, a), t < tokens, in_step, d, D, Q_TYPE)
 
 
 @triton.jit

@@ -118,11 +118,10 @@ def attend(config: BoundedKVConfig, plan: BoundedPlan, inputs: Inputs, ieee: boo
     if by_split:
         _launch(
             merge_kernel,
-            (_cdiv(lanes, _MERGE_LANES),),
+            (batch_rows, _cdiv(own_tokens * query_heads, _MERGE_LANES)),
             plan.table,
             part,
             out.view(_BITS[out.dtype]),
-            lanes,
             own_tokens,
             splits,
             ROWS=config.rows_per_request,
