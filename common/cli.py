@@ -51,6 +51,7 @@ def declare_check(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="cpu", help="where its managers live (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which streams (%(default)s)")
+    parser.add_argument("--first-only", action="store_true", help="stop after the first case that differs")
     parser.add_argument("--json", metavar="FILE", help="write the report there as JSON; - for standard output, alone")
     parser.set_defaults(run=run_check)
 

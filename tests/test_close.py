@@ -67,7 +67,7 @@ def judged(factory, close, name="basics", examples=8):
     ("factory", "close", "nearest"),
     [
         (ReferenceManager, Close(), 0.26),
-        (OtherArithmetic, Close(), 0.01),
+        (OtherArithmetic, Close(), 0.5),
         (OtherArithmetic, Close(operands="float32"), 0.5),
         (Tf32, Close(operands="tf32"), 0.5),
         (Bfloat16, Close(operands="bfloat16"), 0.5),

@@ -81,5 +81,5 @@ def test_numbers_on_the_oracle_page_are_the_codes():
 
     page = (ROOT / "docs" / "oracle.md").read_text(encoding="utf-8")
     assert f"The limit is\n{closeness.FACTOR:g} times the largest of" in page
-    assert "2^-16 in the default path and 2^-21 in the `ieee` path" in page
-    assert closeness.PATHS == {False: 2.0**-16, True: 2.0**-21}
+    assert "- 2^-20, which is what" in page
+    assert closeness.LEAST == 2.0**-20

@@ -101,6 +101,7 @@ def check_manager(
     device: torch.device | str = "cpu",
     examples: int = EXAMPLES,
     seed: int = 0,
+    first_only: bool = False,
 ) -> Report:
     """Hold somebody's managers to the reference: drawn streams, the same calls, everything compared after each.
 
@@ -114,6 +115,7 @@ def check_manager(
         device: where its managers live; the reference lives on the CPU.
         examples: drawn streams of a case.
         seed: which streams.
+        first_only: stop after the first case that differs.
 
     Returns:
         What was found. A difference is no exception: see `Report.conforms`, and `print` the report.
@@ -127,16 +129,19 @@ def check_manager(
         raise ValueError(f"examples is {examples!r}, but should be an integer at least 1")
     used: Counter[str] = Counter()
     suite = cases(features, without)
-    reports = tuple(
-        check_case(case, factory, numerics, device=device, examples=examples, seed=seed, used=used) for case in suite
-    )
+    reports: list[CaseReport] = []
+    for case in suite:
+        reports.append(check_case(case, factory, numerics, device=device, examples=examples, seed=seed, used=used))
+        if first_only and reports[-1].failure is not None:
+            break
     return Report(
         implementation=_name_of(factory),
         numerics="bits" if close is None else "close",
         device=str(device),
         seed=seed,
-        cases=reports,
+        cases=tuple(reports),
         features={name: used[name] for name in FEATURES if name in chosen(features, without)},
+        not_run=tuple(case.name for case in suite[len(reports) :]),
     )
 
 

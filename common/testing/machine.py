@@ -258,6 +258,20 @@ class Streams(RuleBasedStateMachine):
         self.plan(step, ctx)
         self.pair.commit(step, ctx)
 
+    @_with("capture")
+    @precondition(lambda self: self.attends and any(made.ctx.capture and made.lease for made in self.made[-KEPT:]))
+    @rule(data=st.data())
+    def replay(self, data: st.DataObject) -> None:
+        """A step planned on the lease of a captured plan, then the captured plan attended, as its graph would."""
+        captured = [made for made in self.made[-KEPT:] if made.ctx.capture and made.lease]
+        made = data.draw(st.sampled_from(captured))
+        declared = data.draw(right_steps(self.scope, self.config, self.known()))
+        declared.lease = made.lease
+        step, ctx = declared.frozen()
+        if self.admit(step, ctx) and self.plan(step, ctx):
+            self.attend(data, made, data.draw(st.integers(0, self.config.num_layers - 1)))
+            self.pair.commit(step, ctx)
+
     # Requests.
 
     @rule(rid=st.sampled_from(IDS), call=st.sampled_from(["remove", "reset", "free", "ingest"]))
