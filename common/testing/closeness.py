@@ -14,7 +14,7 @@ zeros, and a NaN for a poisoned query, have no arithmetic in them and are asked 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -135,8 +135,15 @@ def judge(
         return Verdict(nearness, (), place)
     problem = (
         f"result{list(place)} is {result[place].item():.9g}, but should be near {truth.out[place].item():.9g}: "
-        f"an error of {worst:.2g} of its values' scale, {nearness:.3g} times the limit of {close.factor:g} x {unit:.2g}"
+        f"an error of {worst:.2g} of its values' scale, {_times(nearness)} times the limit of "
+        f"{close.factor:g} x {unit:.2g}"
     )
+    if close.operands is None:
+        coarser = (replace(close, operands=name) for name in OPERANDS)
+        allowed = (
+            each for each in coarser if judge(each, config, plan, slots, arguments, reference, result).nearness <= 1
+        )
+        problem += next((f' (operands="{each.operands}" would allow it)' for each in allowed), "")
     return Verdict(nearness, (problem,), place)
 
 
@@ -152,3 +159,7 @@ def _coarsest(config: BoundedKVConfig, given: Mapping[str, Any]) -> float:
     storage = (given["row_source"] or (None,))[0]
     tensors = (given["q"], given["k"], given["v"], given["source"], storage)
     return max(torch.finfo(dtype).eps / 2 for dtype in (config.dtype, *(x.dtype for x in tensors if x is not None)))
+
+
+def _times(nearness: float) -> str:
+    return f"{nearness:,.0f}" if nearness >= 100 else f"{nearness:.3g}"

@@ -121,12 +121,14 @@ def check_manager(
         What was found. A difference is no exception: see `Report.conforms`, and `print` the report.
 
     Raises:
-        ValueError: an unknown feature; the message lists the known ones.
+        ValueError: an unknown feature, and the message lists the known ones; another argument that means nothing; a
+            device that torch does not see.
         ModuleNotFoundError: hypothesis, which draws the streams, is not installed.
     """
     close = _close(numerics)
     if not isinstance(examples, int) or examples < 1:
         raise ValueError(f"examples is {examples!r}, but should be an integer at least 1")
+    _check_device(device)
     used: Counter[str] = Counter()
     suite = cases(features, without)
     reports: list[CaseReport] = []
@@ -200,6 +202,14 @@ def _close(numerics: object) -> Close | None:
     if numerics not in ("bits", "close"):
         raise ValueError(f"numerics is {numerics!r}, but should be 'bits', 'close' or a Close")
     return Close() if numerics == "close" else None
+
+
+def _check_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # an unknown word; a build or a machine without it
+        problem = str(error).partition("\n")[0]
+        raise ValueError(f"device is {str(device)!r}, but should be one that torch sees: {problem}") from None
 
 
 def _name_of(factory: Factory) -> str:

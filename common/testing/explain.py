@@ -14,7 +14,7 @@ from boundedkv.step import AdmitOutcome, BoundedKVStep
 from boundedkv.testing.closeness import Close
 from boundedkv.testing.explain_attend import attend_facts, values_told, words_of
 from boundedkv.testing.hunt import Found
-from boundedkv.testing.probe import Probe
+from boundedkv.testing.probe import Probe, rows_of
 from boundedkv.testing.scene import Factory, Scene
 from boundedkv.testing.script import script_told
 
@@ -28,7 +28,7 @@ _INDENT = " " * 13
 _COLUMNS = re.compile(r"\.table\[(\d+), (\d+)\]")
 _FIELDS = re.compile(r"\.rows\[(\d+)\]\[1\]\.(reads|writes)\[(\d+)\]\.(\w+)")
 _HEADS = re.compile(r"\.rows\[(\d+)\](\[0\]|\[2\]|\[1\]\.tokens|\[1\]\.length|\[1\]\.sink) ")
-_SIDES = re.compile(r"^(.*?) is (.*) for \w+, (.*) for \w+(; \d+ of \d+ elements differ)?$", re.DOTALL)
+_SIDES = re.compile(r"^(.*?) is (.*) for (?:the )?\w+, (.*) for \w+(; \d+ of \d+ elements differ)?$", re.DOTALL)
 _PAST = re.compile(r"\.table past the batch\[(\d+), (\d+)\]")
 
 
@@ -194,7 +194,10 @@ def _slot_facts(scene: Scene, place: str) -> Iterator[tuple[str, str]]:
     region = f"entry {entry} of the sinks" if entry < sinks else f"entry {entry - sinks} of the ring"
     part = f"key element {element}" if element < config.head_dim else f"value element {element - config.head_dim}"
     of_rows = f", row {row}" if config.rows_per_request > 1 else ""
-    yield "where", f"layer {layer_idx}, slot {slot}{of_rows}, head {head}, {region}, {part}"
+    rows = rows_of(scene.found.script, scene.last, scene.left_results) if scene.call.name == "attend" else []
+    owners = [repr(line.request) for line in rows if line.slot == slot and not line.padding]
+    whose = f" (request {owners[0]})" if owners else " (no request of this step)"
+    yield "where", f"layer {layer_idx}, slot {slot}{whose}{of_rows}, head {head}, {region}, {part}"
     yield "values", values_told(left, right, index)
     held = Probe(config, scene.found.script).held(scene.reference, scene.other, layer_idx, (slot, row, head, entry))
     if held[0] != held[1]:

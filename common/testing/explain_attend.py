@@ -45,12 +45,15 @@ def attend_facts(
     query = f"query {t}, at stream position {row.length + t}, head {head}, element {element}"
     yield "where", f"{_row_told(scene, row, b, part)}, {query}"
     yield "values", _judged_told(place) if scene.found.verdict or not steady else values_told(left, right, index)
-    if not steady:
-        yield "but", "played again, both gave the same: results are not the same from run to run"
+    if not steady or not scene.is_steady():
+        yield "but", "played again, it gives another result: sums are not in the same order from run to run"
         return
     group = scene.found.config.query_heads // scene.found.config.num_heads
     mine = (scene.call.arguments["layer_idx"], part, head // group)
-    yield from _sight_facts(scene, (line, t, head), row, mine, right, close)
+    sights = dict(_sight_facts(scene, (line, t, head), row, mine))
+    yield from sights.items()
+    if "but sees" not in sights:
+        yield from _cause_facts(scene, row, len(rows), right, close)
 
 
 def _first(scene: Scene, place: str, different: Tensor) -> tuple[int, ...]:
@@ -71,9 +74,9 @@ def _row_told(scene: Scene, row: Row, b: int, part: int) -> str:
 
 
 def _sight_facts(
-    scene: Scene, query: tuple[int, int, int], row: Row, mine: tuple[int, int, int], right: Tensor, close: Close | None
+    scene: Scene, query: tuple[int, int, int], row: Row, mine: tuple[int, int, int]
 ) -> Iterator[tuple[str, str]]:
-    """What a query sees instead; where it sees the right keys, what makes the difference go away."""
+    """What a query sees instead, or that it sees the right keys."""
     probe = Probe(scene.found.config, scene.found.script)
     sights = probe.sights(scene.reference, scene.other, query)
     if sights is not None and sights[0] != sights[1]:
@@ -88,8 +91,14 @@ def _sight_facts(
         entries = probe.bias_entries(scene.reference, scene.other, query)
         if entries is not None and entries[0] != entries[1]:
             yield "rel_bias", _entries_told(*entries)
+
+
+def _cause_facts(scene: Scene, row: Row, batch: int, right: Tensor, close: Close | None) -> Iterator[tuple[str, str]]:
+    """Where the right keys are seen: without what the difference goes away, and which mistake gives the same."""
     if close is None:
         gone = [words for words, change in _WHAT_IFS.items() if _applies(scene, change) and scene.agrees(change)]
+        if batch > 1 and not row.padding and scene.agrees_alone(row.request):
+            gone.append(f"where request {row.request!r} is alone in its steps")
         if gone:
             yield "goes away", " or ".join(gone)
     same = suspects(scene.found.config, scene.found.script, scene.left_results[scene.last], right, close is not None)

@@ -60,6 +60,7 @@ class Row(NamedTuple):
         source: what the labels of its source call it.
         reads_source: whether it reads any of it.
         padding: whether it is a padding row.
+        slot: its slot.
     """
 
     request: str
@@ -67,6 +68,7 @@ class Row(NamedTuple):
     source: str
     reads_source: bool = False
     padding: bool = False
+    slot: int = -1
 
 
 def rows_of(script: Sequence[Call], number: int, results: Mapping[int, Any]) -> list[Row]:
@@ -77,10 +79,10 @@ def rows_of(script: Sequence[Call], number: int, results: Mapping[int, Any]) -> 
     plan: BoundedPlan = results[planned]
     ctx = script[planned].arguments["ctx"]
     rows = []
-    for b, (_, layout, source) in enumerate(decode(plan.table[: len(plan.rows)].cpu().numpy())):
+    for b, (slot, layout, source) in enumerate(decode(plan.table[: len(plan.rows)].cpu().numpy())):
         request = ctx.row_ids[b] if b < len(ctx.row_ids) else "padding"
         name = f"source {source}" if source >= 0 else f"row_source of row {b}"
-        rows.append(Row(request, layout.length, name, layout.source_entries > 0, ctx.is_padding_row(request)))
+        rows.append(Row(request, layout.length, name, layout.source_entries > 0, ctx.is_padding_row(request), slot))
     return rows
 
 

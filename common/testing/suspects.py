@@ -20,32 +20,48 @@ from boundedkv.testing.script import Call, play
 NEARER = 0.01  # of the distance
 
 
-def _tiles_by_index(q: Any, positions: Any, entries: Any, layout: Any, rel_bias: Any, ieee: bool) -> tuple[Any, ...]:
-    return q, torch.arange(len(positions)), entries, layout, rel_bias, ieee
+def _tiles_by_index(manager: Any) -> None:
+    _change_rows(manager, lambda q, positions, *others: (q, torch.arange(len(positions)), *others))
 
 
-def _unscaled(manager: Any) -> Callable[..., tuple[Any, ...]]:
-    def change(q: Any, *others: Any) -> tuple[Any, ...]:
-        return q / manager.config.score_scale if manager.config.score_scale else q, *others
-
-    return change
+def _other_path(manager: Any) -> None:
+    _change_rows(manager, lambda *arguments: (*arguments[:-1], not arguments[-1]))
 
 
-def _scaled_by_head_dim(manager: Any) -> Callable[..., tuple[Any, ...]]:
-    def change(q: Any, *others: Any) -> tuple[Any, ...]:
-        config = manager.config
-        return q / config.score_scale * config.head_dim**-0.5 if config.score_scale else q, *others
-
-    return change
+def _unscaled(manager: Any) -> None:
+    _scaled(manager, 1.0)
 
 
-def _other_path(q: Any, positions: Any, entries: Any, layout: Any, rel_bias: Any, ieee: bool) -> tuple[Any, ...]:
-    return q, positions, entries, layout, rel_bias, not ieee
+def _scaled_by_head_dim(manager: Any) -> None:
+    _scaled(manager, manager.config.head_dim**-0.5)
 
 
-_SUSPECTS: dict[str, Callable[[Any], Callable[..., tuple[Any, ...]]]] = {
-    "tiles counted by index among the keys read, instead of by stream position": lambda manager: _tiles_by_index,
-    "the other path: `ieee` taken for the default, or the default for `ieee`": lambda manager: _other_path,
+def _scaled(manager: Any, factor: float) -> None:
+    scale = manager.config.score_scale or 1.0
+    _change_rows(manager, lambda q, *others: (q * (factor / scale), *others))
+
+
+def _change_rows(manager: Any, change: Callable[..., tuple[Any, ...]]) -> None:
+    """Change what attention over one row is called with."""
+    attend_row = manager._attend_row
+    manager._attend_row = lambda *arguments: attend_row(*change(*arguments))
+
+
+def _own_not_rounded(manager: Any) -> None:
+    attend, entries = manager._attend, manager._entries
+
+    def attend_as_they_came(layer_idx: int, q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Any:
+        own = iter(torch.cat([k.float(), v.float()], dim=-1).split(manager.config.rows_per_request))
+        manager._entries = lambda slot, layout, prefix, _: entries(slot, layout, prefix, next(own))
+        return attend(layer_idx, q, k, v, *others)
+
+    manager._attend = attend_as_they_came
+
+
+_SUSPECTS: dict[str, Callable[[Any], None]] = {
+    "tiles counted by index among the keys read, instead of by stream position": _tiles_by_index,
+    "the step's own keys and values taken as they came, instead of rounded to the slots' type": _own_not_rounded,
+    "the other path: `ieee` taken for the default, or the default for `ieee`": _other_path,
     "scores that are not scaled": _unscaled,
     "scores scaled by head_dim ** -0.5, whatever the config says": _scaled_by_head_dim,
 }
@@ -81,8 +97,6 @@ def _distance(left: Tensor, right: Tensor) -> float:
 
 
 def _played(config: BoundedKVConfig, script: Sequence[Call], suspect: Callable[..., Any]) -> object:
-    reference = importlib.import_module("boundedkv.reference").ReferenceManager
-    manager: BoundedKVManager = reference(config, "cpu")
-    attend_row, change = manager._attend_row, suspect(manager)  # type: ignore[attr-defined]
-    manager._attend_row = lambda *arguments: attend_row(*change(*arguments))  # type: ignore[attr-defined]
+    manager: BoundedKVManager = importlib.import_module("boundedkv.reference").ReferenceManager(config, "cpu")
+    suspect(manager)
     return play(manager, script).get(len(script) - 1)

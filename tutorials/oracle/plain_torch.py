@@ -71,17 +71,16 @@ class PlainTorch(BoundedKVManager):
             if len(retained) - min(sink, written) > window and position >= sink:
                 del retained[sink]
         ring = [self.place(position) for position in retained if position >= sink]
-        joining = [token for token in range(span) if written + token < sink or token >= span - window]
-        sinks = [token for token in joining if written + token < sink]
-        others = [token for token in joining if written + token >= sink]
+        to_sinks = [token for token in range(span) if written + token < sink]
+        to_ring = [token for token in range(span) if written + token >= sink][-window:] if window else []
         return RowLayout(
             tokens=ALL_TOKENS,
             length=written,
             sink=sink,
-            reads=(NO_READ, Read(0, len(retained) - len(ring)), NO_READ, *two_runs(ring, Read, NO_READ)),
+            reads=(NO_READ, Read(0, len(retained) - len(ring)), NO_READ, *two_runs(ring)),
             writes=(
-                Write(sinks[0], written, len(sinks)) if sinks else NO_WRITE,
-                *self.ring_writes(others, written),
+                Write(to_sinks[0], written, len(to_sinks)) if to_sinks else NO_WRITE,
+                *self.ring_writes(to_ring, written),
             ),
         )
 
@@ -90,9 +89,12 @@ class PlainTorch(BoundedKVManager):
         return self.config.sink_capacity + (position - self.config.retention.sink) % self.config.retention.window
 
     def ring_writes(self, tokens, written):
-        runs = two_runs([self.place(written + token) for token in tokens], Read, NO_READ)
-        second = tokens[0] + runs[0].length if tokens else 0
-        return [Write(t, *run) if run.length else NO_WRITE for t, run in zip((tokens or [0])[:1] + [second], runs)]
+        """The tokens that go to the ring, as at most two runs."""
+        first, second = two_runs([self.place(written + token) for token in tokens])
+        return (
+            Write(tokens[0], *first) if first.length else NO_WRITE,
+            Write(tokens[0] + first.length, *second) if second.length else NO_WRITE,
+        )
 
     def _attend(self, layer_idx, q, k, v, plan, source, row_source, rel_bias, ieee):
         c = self.config
@@ -100,13 +102,13 @@ class PlainTorch(BoundedKVManager):
         own = torch.cat([k.float(), v.float()], -1).to(c.dtype)
         out = torch.empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3], dtype=q.dtype, device=self.device)
         batches = [slice(b * c.rows_per_request, (b + 1) * c.rows_per_request) for b in range(len(plan.rows))]
-        for here, (slot, layout, _) in zip(batches, plan.rows):
+        for here, (slot, layout, _) in zip(batches, plan.rows, strict=True):
             old = [slots[slot, :, :, start : start + length] for start, length in layout.reads]
             entries = torch.cat([*old, own[here]], 2).float().repeat_interleave(c.query_heads // c.num_heads, 1)
             keys, values = entries.split(c.head_dim, -1)
             weights = (q[here].float() @ keys.mT * c.score_scale).softmax(-1)
             out[here] = (weights @ values).transpose(1, 2).to(q.dtype)
-        for here, (slot, layout, _) in zip(batches, plan.rows):
+        for here, (slot, layout, _) in zip(batches, plan.rows, strict=True):
             for token, start, length in layout.writes:
                 slots[slot, :, :, start : start + length] = own[here][:, :, token : token + length]
         return out
@@ -136,11 +138,10 @@ class PlainTorch(BoundedKVManager):
     _rollback_admit = _rewind_request = _export_request = _import_request = _build_graph_buffers = _missing
 
 
-def two_runs(places, kind, none):
+def two_runs(places):
     """Places in stream order as at most two runs: the ring wraps once."""
     wrap = next((i for i in range(1, len(places)) if places[i] != places[i - 1] + 1), len(places))
-    runs = [kind(part[0], len(part)) if part else none for part in (places[:wrap], places[wrap:])]
-    return runs
+    return [Read(part[0], len(part)) if part else NO_READ for part in (places[:wrap], places[wrap:])]
 
 
 def main(examples=12):

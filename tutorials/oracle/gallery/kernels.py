@@ -38,7 +38,7 @@ def scale_forgotten(q, config, **others):
     return softmax(q=q / config.score_scale if config.score_scale else q, config=config, **others)
 
 
-@found_with("ragged", "batch", judge=check_attention, numerics="close")
+@found_with("ragged", "lookahead", judge=check_attention, numerics="close")
 def almost_zero(q, table, **others):
     """Queries that are padding get a very small number instead of 0."""
     out = softmax(q=q, table=table, **others)

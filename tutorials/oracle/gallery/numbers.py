@@ -3,6 +3,8 @@
 The message says so, and without what the difference would not be there.
 """
 
+import itertools
+
 import torch
 
 from boundedkv.reference import ReferenceManager
@@ -101,6 +103,7 @@ class StridesIgnored(ReferenceManager):
 class AnotherEachTime(ReferenceManager):
     """Sums whose order is not the same from run to run."""
 
+    runs = itertools.count()
+
     def _attend_row(self, *arguments):
-        out = super()._attend_row(*arguments)
-        return out * (1 + 2.0**-22 * torch.randint(2, (), dtype=torch.float32))
+        return super()._attend_row(*arguments) * (1 + next(self.runs) % 3 * 2.0**-22)
