@@ -51,8 +51,18 @@ def declare_check(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", default="cpu", help="where its managers live (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which streams (%(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the report there as JSON; - for standard output, alone")
+    parser.add_argument("--first-only", action="store_true", help="stop after the first case that differs")
+    parser.add_argument(
+        "--json", type=_report, metavar="FILE", help="write the report there as JSON; - for standard output, alone"
+    )
     parser.set_defaults(run=run_check)
+
+
+def _report(word: str) -> str:
+    """Where a report can be written, as far as one can tell before it is made."""
+    if word != "-" and not Path(word).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"no folder {Path(word).parent}")
+    return word
 
 
 def run_check(options: argparse.Namespace) -> int:

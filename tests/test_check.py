@@ -83,8 +83,9 @@ def test_json_in_a_file_beside_the_report(tmp_path, capsys):
     [
         (["boundedkv.nowhere:F"], "MODULE:FACTORY is 'boundedkv.nowhere:F', but should name a callable"),
         (["boundedkv:Nobody"], "should name a callable"),
-        (["boundedkv"], "should name a callable"),
-        ([":F"], "should name a callable"),
+        (["boundedkv"], "MODULE:FACTORY is 'boundedkv', but should be a module, a colon, and a name in it"),
+        ([":F"], "should be a module, a colon, and a name in it"),
+        ([OURS, "--device", "tpu"], "device is 'tpu', but should be one that torch sees: "),
         (["boundedkv:PLAN_VERSION"], "a int, but should name a callable"),
         ([OURS, "--features", "sinks"], "no feature is called 'sinks'; known are batch, "),
         ([OURS, "--without", "sinks"], "no feature is called 'sinks'"),
@@ -96,6 +97,20 @@ def test_json_in_a_file_beside_the_report(tmp_path, capsys):
 def test_wrong_usage(arguments, words, capsys):
     assert main(["check", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_report_that_could_not_be_written_is_refused_before_the_work(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["check", OURS, "--json", str(tmp_path / "none" / "report.json")])
+    assert ended.value.code == 2
+    assert "no folder" in capsys.readouterr().err
+
+
+def test_first_only_stops_after_the_first_case_that_differs(capsys):
+    assert main(["check", f"{__name__}:Wrong", *QUICK, "--first-only"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("Wrong does not conform: basics; ")
+    assert "not run after the first difference: batch, lifecycle, together" in out
 
 
 # The plugin.

@@ -67,7 +67,7 @@ def judged(factory, close, name="basics", examples=8):
     ("factory", "close", "nearest"),
     [
         (ReferenceManager, Close(), 0.26),
-        (OtherArithmetic, Close(), 0.01),
+        (OtherArithmetic, Close(), 0.5),
         (OtherArithmetic, Close(operands="float32"), 0.5),
         (Tf32, Close(operands="tf32"), 0.5),
         (Bfloat16, Close(operands="bfloat16"), 0.5),
@@ -83,7 +83,7 @@ def test_other_arithmetic_is_close(factory, close, nearest):
 @pytest.mark.parametrize(
     ("factory", "close", "words"),
     [
-        (Tf32, Close(), "times the limit of 4 x "),
+        (Tf32, Close(), 'times the limit of 4 x 9.5e-07 (operands="tf32" would allow it)'),
         (Bfloat16, Close(operands="tf32"), "times the limit of 4 x "),
         (RoundsTheSlots, Close(), "the slots differ afterwards"),
     ],

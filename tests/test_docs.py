@@ -76,10 +76,18 @@ def test_the_oracle_page_names_every_feature_in_order():
     assert re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE) == list(FEATURES)
 
 
+def test_the_oracle_page_has_every_public_name():
+    from boundedkv.testing import public
+
+    listed = (ROOT / "docs" / "oracle.md").read_text(encoding="utf-8").partition("## All names\n")[2]
+    named = [line.partition(": ")[0] for line in listed.splitlines()]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(named))) == sorted(public.__all__)
+
+
 def test_numbers_on_the_oracle_page_are_the_codes():
     from boundedkv.testing import closeness
 
     page = (ROOT / "docs" / "oracle.md").read_text(encoding="utf-8")
     assert f"The limit is\n{closeness.FACTOR:g} times the largest of" in page
-    assert "2^-16 in the default path and 2^-21 in the `ieee` path" in page
-    assert closeness.PATHS == {False: 2.0**-16, True: 2.0**-21}
+    assert "- 2^-20, which is what" in page
+    assert closeness.LEAST == 2.0**-20

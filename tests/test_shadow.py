@@ -269,7 +269,8 @@ def life(manager):
 FAULTS = {
     "admit": r"^admit\(.*\): result.ready is True for reference, False for judged",
     "plan": r"^plan\(.*\): result.table\[0, 3\] is 2 \(0x00000002\) for reference, 3 ",
-    "bit": r"^attend\(layer_idx=0, q=float32.*\): result\[0, 1, 0, 2\] is \S+ \(0x\w{8}\) for reference, .*; 1 of 6",
+    "bit": r"^attend\(layer_idx=0, q=float32.*\): result\[0, 1, 0, 2\] is \S+ \(0x\w{8}\) for reference, .*; 1 of 6"
+    r" elements differ; that is request 'a' \(row 0\), query 1 at stream position \d+, head 0",
     "slot": r"^attend\(.*\): layer\(0\)\[1\] after it\[0, 0, 1, 0\] is",
     "neighbour": r"^attend\(.*\): layer\(0\)\[0\] before it\[0, 0, 0, 0\] is",
     "table": r"^attend\(layer_idx=1, .*\): plan.table\[0, 3\] is 0 \(0x00000000\) for reference, 1 ",

@@ -31,6 +31,7 @@ def check_attention(
     device: torch.device | str = "cpu",
     examples: int = EXAMPLES,
     seed: int = 0,
+    first_only: bool = False,
 ) -> Report:
     """Hold an attention function to the reference; the reference plans its steps and keeps its slots.
 
@@ -59,6 +60,7 @@ def check_attention(
         device: where its tensors live.
         examples: drawn streams of a case.
         seed: which streams.
+        first_only: stop after the first case that differs.
 
     Returns:
         What was found.
@@ -72,6 +74,7 @@ def check_attention(
         device=device,
         examples=examples,
         seed=seed,
+        first_only=first_only,
     )
 
 

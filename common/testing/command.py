@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
             device=options.device,
             examples=EXAMPLES if options.examples is None else options.examples,
             seed=options.seed,
+            first_only=options.first_only,
         )
     except (ValueError, ModuleNotFoundError) as error:
         sys.stderr.write(f"{error}\n")

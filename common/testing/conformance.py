@@ -101,6 +101,7 @@ def check_manager(
     device: torch.device | str = "cpu",
     examples: int = EXAMPLES,
     seed: int = 0,
+    first_only: bool = False,
 ) -> Report:
     """Hold somebody's managers to the reference: drawn streams, the same calls, everything compared after each.
 
@@ -114,29 +115,35 @@ def check_manager(
         device: where its managers live; the reference lives on the CPU.
         examples: drawn streams of a case.
         seed: which streams.
+        first_only: stop after the first case that differs.
 
     Returns:
         What was found. A difference is no exception: see `Report.conforms`, and `print` the report.
 
     Raises:
-        ValueError: an unknown feature; the message lists the known ones.
+        ValueError: an unknown feature, and the message lists the known ones; another argument that means nothing; a
+            device that torch does not see.
         ModuleNotFoundError: hypothesis, which draws the streams, is not installed.
     """
     close = _close(numerics)
     if not isinstance(examples, int) or examples < 1:
         raise ValueError(f"examples is {examples!r}, but should be an integer at least 1")
+    _check_device(device)
     used: Counter[str] = Counter()
     suite = cases(features, without)
-    reports = tuple(
-        check_case(case, factory, numerics, device=device, examples=examples, seed=seed, used=used) for case in suite
-    )
+    reports: list[CaseReport] = []
+    for case in suite:
+        reports.append(check_case(case, factory, numerics, device=device, examples=examples, seed=seed, used=used))
+        if first_only and reports[-1].failure is not None:
+            break
     return Report(
         implementation=_name_of(factory),
         numerics="bits" if close is None else "close",
         device=str(device),
         seed=seed,
-        cases=reports,
+        cases=tuple(reports),
         features={name: used[name] for name in FEATURES if name in chosen(features, without)},
+        not_run=tuple(case.name for case in suite[len(reports) :]),
     )
 
 
@@ -195,6 +202,14 @@ def _close(numerics: object) -> Close | None:
     if numerics not in ("bits", "close"):
         raise ValueError(f"numerics is {numerics!r}, but should be 'bits', 'close' or a Close")
     return Close() if numerics == "close" else None
+
+
+def _check_device(device: torch.device | str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # an unknown word; a build or a machine without it
+        problem = str(error).partition("\n")[0]
+        raise ValueError(f"device is {str(device)!r}, but should be one that torch sees: {problem}") from None
 
 
 def _name_of(factory: Factory) -> str:

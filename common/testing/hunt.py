@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,8 +24,9 @@ from boundedkv.testing.prune import simpler
 from boundedkv.testing.script import Call, RecordedPair, script_told
 from boundedkv.testing.strategies import Scope
 
-SHRINKING_PATIENCE = 2.0  # seconds without anything simpler, or the time of 20 streams
-PRUNING_SECONDS = 5.0
+SHRINKING_PATIENCE = 2.0  # seconds without anything simpler, or the time of 10 streams
+PRUNING_PATIENCE = 5.0  # seconds without anything simpler
+PRUNING_SECONDS = 30.0
 
 _SETTINGS = settings(
     deadline=None,
@@ -53,6 +55,17 @@ class Found(NamedTuple):
     message: str
     unwritten: int = 0
     verdict: Verdict | None = None
+
+    @property
+    def place(self) -> str:
+        """The difference alone, without the call."""
+        return self.message.split("): ", 1)[-1]
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """The call that differs, and what of it: its result, its error, the state afterwards."""
+        what = re.match(r"(then |text of |bytes of )?\w+", self.place)
+        return self.script[-1].name if self.script else "", what[0] if what else ""
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -115,10 +128,11 @@ class Hunt:
         self.found: Found | None = None
         self.calls = self.examples = 0
         self.nearest: float | None = None
-        self._start = time.perf_counter()
+        self._begun = time.perf_counter()
         self._patience = SHRINKING_PATIENCE
         self._until: float | None = None  # when shrinking ends, if nothing simpler is found before
         self._longest: float | None = None
+        self._kind: tuple[str, str] | None = None  # of the difference that is being pruned
         self._pair: JudgedPair | None = None
 
     def run(self, scope: Scope, attends: bool, examples: int, steps: int, seed_words: str, used: Counter[str]) -> None:
@@ -154,6 +168,7 @@ class Hunt:
 
     def _fresh(self, config: BoundedKVConfig) -> JudgedPair:
         self._count()
+        self._begun = time.perf_counter()
         left = build(config, "cpu", backend="reference")
         try:
             right = self._factory(config, self._device, None)
@@ -165,14 +180,16 @@ class Hunt:
 
     def prune(self) -> None:
         """Leave out what the difference does not need: calls, then what goes beyond the plainest arguments."""
-        until = time.perf_counter() + PRUNING_SECONDS
+        start = latest = time.perf_counter()
         tried: set[str] = set()
         changed = True
+        self._kind = None if self.found is None else self.found.kind
         while changed and self.found is not None:
             changed = False
             for config, script in simpler(self.found.config, self.found.script):
                 words = script_told(config, script)
-                if time.perf_counter() > until:
+                now = time.perf_counter()
+                if now - latest > PRUNING_PATIENCE or now - start > PRUNING_SECONDS:
                     return
                 if words in tried or (0, len(script), len(words)) >= self.found.size:
                     continue
@@ -181,16 +198,17 @@ class Hunt:
                 with contextlib.suppress(Difference):
                     self._fresh(config).repeat(script)
                 if self.found is not before:
-                    changed = True
+                    changed, latest = True, time.perf_counter()
                     break
 
     def keep(self, found: Found) -> None:
-        """Remember a difference if it is the shortest so far."""
+        """Remember a difference if it is the shortest so far; while it is pruned, only if it is the same one."""
+        if self._kind is not None and found.kind != self._kind:
+            return
         now = time.perf_counter()
         if self._longest is None:
-            a_stream = (now - self._start) / max(1, self.examples)
-            self._patience = max(SHRINKING_PATIENCE, 20 * a_stream)
-            self._longest = now + 5 * self._patience
+            self._patience = max(SHRINKING_PATIENCE, 10 * (now - self._begun))
+            self._longest = now + 4 * self._patience
         if self.found is None or found.size < self.found.size:
             self.found = found
             self._until = min(now + self._patience, self._longest)

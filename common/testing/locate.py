@@ -17,7 +17,9 @@ def factory_named(words: str) -> Factory:
     Raises:
         ValueError: it names none.
     """
-    module, _, name = words.partition(":")
+    module, colon, name = words.partition(":")
+    if not (module and colon and name):
+        raise ValueError(f"MODULE:FACTORY is {words!r}, but should be a module, a colon, and a name in it")
     try:
         factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

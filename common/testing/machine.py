@@ -255,8 +255,27 @@ class Streams(RuleBasedStateMachine):
             step, ctx = data.draw(right_steps(self.scope, self.config, self.known())).frozen()
             ctx = replace(ctx, capture=True)
         self.pair.admit(step, ctx)
-        self.plan(step, ctx)
+        planned = self.plan(step, ctx)
         self.pair.commit(step, ctx)
+        if planned and ctx.slot_lease is not None and (self.scope.focus == "capture" or data.draw(st.booleans())):
+            self.replay(data, self.made[-1])
+
+    @_with("capture")
+    @precondition(lambda self: any(made.ctx.capture and made.lease for made in self.made[-KEPT:]))
+    @rule(data=st.data())
+    def replay_again(self, data: st.DataObject) -> None:
+        """The plan of an earlier capture."""
+        captured = [made for made in self.made[-KEPT:] if made.ctx.capture and made.lease]
+        self.replay(data, data.draw(st.sampled_from(captured)))
+
+    def replay(self, data: st.DataObject, captured: Made) -> None:
+        """A step planned on the lease of a captured plan, then the captured plan attended, as its graph would."""
+        declared = data.draw(right_steps(self.scope, self.config, self.known()))
+        declared.lease = captured.lease
+        step, ctx = declared.frozen()
+        if self.admit(step, ctx) and self.plan(step, ctx):
+            self.attend(data, captured, data.draw(st.integers(0, self.config.num_layers - 1)))
+            self.pair.commit(step, ctx)
 
     # Requests.
 

@@ -1,7 +1,7 @@
 """Which entries a query sees, found out from outside: with q = 0 all keys weigh alike, one-hot values tell whose.
 
-A script is played again with such tensors. Every entry gets a label, the stream position of a request, which rides in
-the first element of its key too, so that the slots tell what lies in them.
+A script is played again with such tensors. Every entry gets a label, the stream position of a request, whose negative
+number rides in the first element of its key too, so that the slots tell what lies in them.
 """
 
 from __future__ import annotations
@@ -58,11 +58,17 @@ class Row(NamedTuple):
         request: whose it is.
         length: entries of its stream when the step starts.
         source: what the labels of its source call it.
+        reads_source: whether it reads any of it.
+        padding: whether it is a padding row.
+        slot: its slot.
     """
 
     request: str
     length: int
     source: str
+    reads_source: bool = False
+    padding: bool = False
+    slot: int = -1
 
 
 def rows_of(script: Sequence[Call], number: int, results: Mapping[int, Any]) -> list[Row]:
@@ -73,9 +79,10 @@ def rows_of(script: Sequence[Call], number: int, results: Mapping[int, Any]) -> 
     plan: BoundedPlan = results[planned]
     ctx = script[planned].arguments["ctx"]
     rows = []
-    for b, (_, layout, source) in enumerate(decode(plan.table[: len(plan.rows)].cpu().numpy())):
+    for b, (slot, layout, source) in enumerate(decode(plan.table[: len(plan.rows)].cpu().numpy())):
         request = ctx.row_ids[b] if b < len(ctx.row_ids) else "padding"
-        rows.append(Row(request, layout.length, f"source {source}" if source >= 0 else f"row_source of row {b}"))
+        name = f"source {source}" if source >= 0 else f"row_source of row {b}"
+        rows.append(Row(request, layout.length, name, layout.source_entries > 0, ctx.is_padding_row(request), slot))
     return rows
 
 
@@ -185,12 +192,13 @@ class Probe:
         self._bias = None
         return taken
 
-    def slots(self, make: Any, others: Any, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """What label lies in each entry of a layer's slots, plus one; 0 for none: [max_slots, rows, H, cap]."""
+    def held(self, make: Any, others: Any, layer_idx: int, entry: tuple[int, ...]) -> tuple[str, str]:
+        """What lies in an entry of a layer's slots, [slot, row, head, entry], for both, in words."""
         managers: tuple[BoundedKVManager, BoundedKVManager] = make(), others()
         self._play_both(*managers)
-        left, right = (manager.layer(layer_idx)[..., 0].cpu().float() for manager in managers)
-        return left, right
+        names = {-number - 1: label for label, number in self.labels.items()}
+        left, right = (manager.layer(layer_idx)[entry][: self._config.head_dim].cpu() for manager in managers)
+        return _held_told(left, names), _held_told(right, names)
 
     def _play_both(self, left: BoundedKVManager, right: BoundedKVManager) -> tuple[dict[int, Any], dict[int, Any]]:
         """The same tensors for both: the labels are made by the reference's plans."""
@@ -244,7 +252,7 @@ class Probe:
     def _tell(self, label: Label, key: Tensor, value: Tensor) -> None:
         number = self.labels.setdefault(label, len(self.labels))
         if number < MOST_LABELS:
-            key[0] = number + 1
+            key[0] = -number - 1
         if 0 <= number - self._first < self._config.head_dim:
             value[number - self._first] = 1.0
 
@@ -259,3 +267,13 @@ class Probe:
         counts = Counter({label: round(share / one) for label, share in there.items()})
         even = all(abs(share / one - counts[label]) < 0.1 for label, share in there.items())
         return Sight(counts, max(0, round((1 - sum(there.values())) / one))) if even else None
+
+
+def _held_told(key: Tensor, names: Mapping[int, Label]) -> str:
+    first, *others = key.tolist()
+    if first == 0 and not any(others):
+        return "what was there before"
+    if first not in names or any(others):
+        return "what no request brought"
+    label = names[int(first)]
+    return f"stream position {label.position} of {label.owner!r}"

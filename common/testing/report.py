@@ -42,6 +42,7 @@ class Report:
         seed: which streams.
         cases: what came of each case, in order.
         features: how many calls had to do with each feature; features that were not asked for are missing.
+        not_run: cases left out, because an earlier one differed and no more was asked for.
     """
 
     implementation: str
@@ -50,6 +51,7 @@ class Report:
     seed: int
     cases: tuple[CaseReport, ...]
     features: Mapping[str, int]
+    not_run: tuple[str, ...] = ()
 
     @property
     def conforms(self) -> bool:
@@ -94,6 +96,7 @@ class Report:
             "calls_per_second": round(self.calls / max(self.seconds, 1e-9), 1),
             "features": {name: self.features.get(name) for name in FEATURES},
             "cases": [vars(case) for case in self.cases],
+            "not_run": list(self.not_run),
         }
 
     def lines(self) -> list[tuple[str, ...]]:
@@ -111,8 +114,9 @@ class Report:
         ]
 
     def remarks(self) -> list[str]:
-        """What is not covered, and each failure."""
+        """What is not covered, what was not run, and each failure."""
         not_covered = ["not covered: " + ", ".join(self.not_covered)] if self.not_covered else []
+        not_covered += ["not run after the first difference: " + ", ".join(self.not_run)] if self.not_run else []
         failed = [case for case in self.cases if case.failure is not None]
         return [*not_covered, *(f"{case.name}\n{'-' * len(case.name)}\n{case.failure}" for case in failed)]
 

@@ -15,9 +15,19 @@ from boundedkv.plan import BoundedPlan
 from boundedkv.step import BoundedKVStep, Segment, StepContext, StreamPosition
 from boundedkv.testing.compare import told
 from boundedkv.testing.differential import Difference, Pair
-from boundedkv.testing.samples import made
+from boundedkv.testing.samples import Sample, made
+
+__all__ = ["ByLength", "Call", "RecordedPair", "Result", "Sample", "fill", "play", "script_told"]
 
 _ASKING = ("current", "free_slots", "holds", "layer")
+
+
+class ByLength(tuple[SinkWindow, ...]):
+    """A retention that depends on the source length: its entries by turns."""
+
+    def __call__(self, source_len: int) -> SinkWindow:
+        """The retention of a source length."""
+        return self[source_len % len(self)]
 
 
 class Call(NamedTuple):
@@ -242,4 +252,6 @@ def _argument_told(value: Any) -> str:
         return f"result_{value.number + 1}{changes}"
     if isinstance(value, Tensor):
         return f"torch.tensor({value.tolist()}, dtype={value.dtype})"
+    if isinstance(value, Sample):
+        return f"{value!r}.tensor()"
     return f"({', '.join(map(_argument_told, value))})" if type(value) is tuple else repr(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
@@ -26,6 +27,7 @@ from boundedkv.testing.wrapper import Answer, Wrapper, ask
 REMEMBERED_CALLS = 4096
 _NAMES = ("reference", "judged")
 _ENDS = ("remove_request", "reset_request", "rollback_admit")
+_INDEX = re.compile(r"result\[(\d+), (\d+), (\d+), \d+\]")
 _log = logging.getLogger(__name__)
 
 Watch = Generator[None, Answer, None]  # a comparison: what comes before the judged manager's call, and what after it
@@ -190,7 +192,8 @@ class Shadow(Wrapper):
         reference = self._reference.ask("attend", given)
         calls[-1] = calls[-1]._replace(judged=judged, reference=reference)
         found += differences("error", reference.error, judged.error, _NAMES)
-        found += differences("result", reference.value, judged.value, _NAMES)
+        for words in differences("result", reference.value, judged.value, _NAMES):
+            found.append(words + self._place_told(words, plan))
         for each in layers:
             answers = [Answer(manager.layer(each)[slots].cpu()) for manager in (self._manager, self._reference)]
             calls.append(Call("read_slots", {"layer_idx": each, "slots": tuple(slots)}, *answers))
@@ -214,6 +217,18 @@ class Shadow(Wrapper):
         ]
 
     # What is told of a difference.
+
+    def _place_told(self, words: str, plan: Any) -> str:
+        """Whose element it is that the words name, as the engine thinks of it."""
+        index = _INDEX.match(words)
+        if index is None or not isinstance(plan, BoundedPlan):
+            return ""
+        line, query, head = map(int, index.groups())
+        row = line // self.config.rows_per_request
+        slot, layout, _ = plan.rows[row]
+        owners = [rid for rid, number in self._slot_of.items() if number == slot] if layout.tokens else []
+        whose = f"request {owners[0]!r}" if owners else "a row without a request"
+        return f"; that is {whose} (row {row}), query {query} at stream position {layout.length + query}, head {head}"
 
     def _tell(self, name: str, arguments: Mapping[str, Any], found: str, calls: list[Call]) -> None:
         words = ", ".join(f"{key}={told(value)}" for key, value in arguments.items() if value is not None)

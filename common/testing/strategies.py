@@ -13,6 +13,7 @@ from boundedkv.config import BoundedKVConfig, SinkWindow
 from boundedkv.step import BoundedKVStep, BucketKey, Segment, SlotLease, StepContext, StreamPosition
 from boundedkv.testing.features import FEATURES
 from boundedkv.testing.samples import Sample
+from boundedkv.testing.script import ByLength
 
 IDS = ("a", "b", "c", "d")
 PADS = ("pad0", "pad1", "pad2")
@@ -21,14 +22,6 @@ SOURCES = 2
 LAST = 2**31 - 1
 
 Positions = Sequence[StreamPosition | None]
-
-
-class ByLength(tuple[SinkWindow, ...]):
-    """A retention that depends on the source length: its entries by turns."""
-
-    def __call__(self, source_len: int) -> SinkWindow:
-        """The retention of a source length."""
-        return self[source_len % len(self)]
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ def features_of_plan(config: BoundedKVConfig, plan: BoundedPlan, step: BoundedKV
         "ragged": bool(step.tokens),
         "padding": any(map(ctx.is_padding_row, ctx.row_ids)) and not ctx.capture,
         "leases": ctx.slot_lease is not None,
-        "capture": ctx.capture,
         "sources": plan.reads_source and not ctx.capture,
         "row_source": plan.reads_row_source and not ctx.capture,
         "long_rows": any(layout.retained > LONG for layout in layouts),
