@@ -13,9 +13,9 @@ import pytest
 import torch
 from conftest import CALLS, device_of
 
-from boundedkv import build
+from boundedkv import BoundedKVConfig, SinkWindow, build
 from boundedkv.reference import ReferenceManager
-from boundedkv.testing import FEATURES, check_manager
+from boundedkv.testing import FEATURES, check_attention, check_manager
 from boundedkv.testing.conformance import cases, check_case
 
 DEEP = os.environ.get("BOUNDEDKV_PROFILE") == "deep"
@@ -247,8 +247,20 @@ def test_features_that_are_not_named_are_not_drawn():
         ({"features": "batch"}, r"features is 'batch' .* but each should be a list of names"),
         ({"numerics": "near"}, r"numerics is 'near', but should be 'bits', 'close' or a Close"),
         ({"examples": 0}, r"examples is 0, but should be an integer at least 1"),
+        ({"device": "tpu"}, r"device is 'tpu', but should be one that torch sees: "),
     ],
 )
 def test_wrong_usage_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         check_manager(ReferenceManager, **options)
+
+
+def test_a_manager_in_the_place_of_a_factory_is_refused():
+    manager = ReferenceManager(BoundedKVConfig(1, 1, 4, SinkWindow(1, 2)), "cpu")
+    with pytest.raises(TypeError, match=r"factory is <.*, but should be called as factory\(config, device, kv_dtype\)"):
+        check_manager(manager)
+
+
+def test_no_function_is_refused():
+    with pytest.raises(TypeError, match="fn is None, but should be a function of q, k, v, "):
+        check_attention(None)

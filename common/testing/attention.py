@@ -64,7 +64,13 @@ def check_attention(
 
     Returns:
         What was found.
+
+    Raises:
+        TypeError: the function cannot be called.
+        ValueError: as in `check_manager`.
     """
+    if not callable(fn):
+        raise TypeError(f"fn is {fn!r}, but should be a function of q, k, v, pool, source, table and so on")
     named = [name for name in FEATURES if name not in OF_MANAGERS] if features is None else features
     return check_manager(
         attention_manager(fn, writes=writes),

@@ -123,11 +123,14 @@ def check_manager(
     Raises:
         ValueError: an unknown feature, and the message lists the known ones; another argument that means nothing; a
             device that torch does not see.
+        TypeError: the factory cannot be called.
         ModuleNotFoundError: hypothesis, which draws the streams, is not installed.
     """
     close = _close(numerics)
     if not isinstance(examples, int) or examples < 1:
         raise ValueError(f"examples is {examples!r}, but should be an integer at least 1")
+    if not callable(factory):
+        raise TypeError(f"factory is {factory!r}, but should be called as factory(config, device, kv_dtype)")
     _check_device(device)
     used: Counter[str] = Counter()
     suite = cases(features, without)

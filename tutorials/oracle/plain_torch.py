@@ -14,17 +14,8 @@ from boundedkv import AdmitOutcome, BoundedKVManager, BoundedPlan
 from boundedkv.plan import ALL_TOKENS, NO_READ, NO_WRITE, Read, RowLayout, Write
 from boundedkv.testing import check_manager
 
-HAS = (
-    "batch",
-    "lookahead",
-    "layers",
-    "rows",
-    "grouped_heads",
-    "any_head_dim",
-    "bfloat16",
-    "strides",
-    "poisoned_memory",
-)
+HAS = """batch lookahead layers rows grouped_heads any_head_dim float16 bfloat16 mixed_types strides
+    poisoned_memory""".split()
 
 
 class PlainTorch(BoundedKVManager):
