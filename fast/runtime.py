@@ -21,7 +21,7 @@ def require_triton() -> None:
     Sets the environment variable TRITON_INTERPRET where it is not set: Triton reads it when kernels are defined.
 
     Raises:
-        ImportError: Triton is not installed.
+        ImportError: Triton is not installed, or its interpreter does not work with this numpy.
         RuntimeError: Triton was imported before, without its interpreter, and there is no GPU.
     """
     if importlib.util.find_spec("triton") is None:
@@ -37,6 +37,20 @@ def require_triton() -> None:
             "no GPU found: the fast backend runs in Triton's interpreter, with the same bits but slowly",
             RuntimeWarning,
             stacklevel=2,
+        )
+    if interpreted():
+        _require_numpy_of_interpreter()
+
+
+def _require_numpy_of_interpreter() -> None:
+    import numpy
+    import triton
+
+    versions = [tuple(map(int, module.__version__.split(".")[:2])) for module in (triton, numpy)]
+    if versions[0] < (3, 7) and versions[1] >= (2, 4):
+        raise ImportError(
+            f"triton is {triton.__version__} and numpy {numpy.__version__}, but this Triton's interpreter needs numpy "
+            "before 2.4: install 'numpy<2.4' or 'triton>=3.7'"
         )
 
 

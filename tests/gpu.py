@@ -1,0 +1,108 @@
+"""What only a GPU can tell: the self test, the tests marked `gpu`, the benchmark. `make gpu` runs it; see docs/gpu.md.
+
+Most of the time goes into compiling, a kernel for each mixture of options that a test asks for. So the tests run in
+several processes at once; that needs nothing but pytest, and Triton's cache on disk is shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+NO_TESTS = 5  # pytest's exit status where it has selected none
+LEAST = 8  # tests that are worth a process
+WORKERS = min(12, os.cpu_count() or 1)
+
+SELF_TEST = """
+import platform, sys, numpy, torch, triton
+from boundedkv import self_test
+name = torch.cuda.get_device_name() if sys.argv[1] == "cuda" else platform.machine()
+print(f"{name}: python {platform.python_version()}, torch {torch.__version__}, triton {triton.__version__}, "
+      f"numpy {numpy.__version__}")
+report = self_test(sys.argv[1])
+print(f"{report.results} results of {len(report.families)} families have the bits of numerics version "
+      f"{report.numerics_version}")
+"""
+
+
+class Part(NamedTuple):
+    """A command that has ended."""
+
+    status: int
+    text: str
+
+
+def python(device: str, limit: float, *arguments: str) -> Part:
+    """Run Python in the root, its kernels compiled unless the device is the CPU, and stop it at the limit."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if device == "cpu" else "0"}
+    command = [sys.executable, *arguments]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, errors="replace", timeout=limit
+        )
+    except subprocess.TimeoutExpired as late:
+        return Part(124, f"{(late.stdout or b'').decode(errors='replace')}\nstopped after {limit:.0f} s")
+    return Part(done.returncode, done.stdout if done.returncode == 0 else f"{done.stdout}\n{done.stderr}")
+
+
+def marked_tests(device: str, limit: float) -> tuple[Part, list[str]]:
+    """What collecting the tests marked `gpu` came to, and their ids."""
+    part = python(device, limit, "-m", "pytest", "-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider")
+    return part, [line for line in part.text.splitlines() if line.startswith("tests/") and "::" in line]
+
+
+def run_tests(device: str, limit: float, tests: Sequence[str]) -> list[Part]:
+    """Run tests in as many processes as there are workers, each a stretch of the list: neighbours share kernels."""
+
+    def run(stretch: Sequence[str]) -> Part:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+            file.write("\n".join(stretch))
+            file.flush()
+            return python(device, limit, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", f"@{file.name}")
+
+    size = max(LEAST, -(-len(tests) // (2 * WORKERS)))
+    with ThreadPoolExecutor(WORKERS) as pool:
+        return list(pool.map(run, [tests[i : i + size] for i in range(0, len(tests), size)]))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run all parts, whatever comes of each; 0 if all went well."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: a rehearsal, interpreted")
+    parser.add_argument("--limit", type=float, default=150, metavar="S", help="seconds for one part (default: 150)")
+    options = parser.parse_args(arguments)
+    started = time.monotonic()
+
+    def tell(name: str, well: bool, text: str) -> bool:
+        print(
+            f"{name} {'passed' if well else 'FAILED'}, {time.monotonic() - started:.0f} s since the start", flush=True
+        )
+        print(text.strip(), end="\n\n", flush=True)
+        return well
+
+    part = python(options.device, options.limit, "-c", SELF_TEST, options.device)
+    well = tell("self test", part.status == 0, part.text)
+
+    part, tests = marked_tests(options.device, options.limit)
+    parts = [part, *run_tests(options.device, options.limit, tests)]
+    failed = [part.text for part in parts if part.status not in (0, NO_TESTS)]
+    ends = [part.text.strip().splitlines()[-1] for part in parts[1:]]
+    well &= tell(f"{len(tests)} tests marked gpu", bool(tests) and not failed, "\n".join([*failed, *ends]))
+
+    rehearsal = ["--tiny", "--rounds", "1"] if options.device == "cpu" else []
+    part = python(options.device, options.limit, "tests/benchmark.py", "--device", options.device, *rehearsal)
+    well &= tell("benchmark", part.status == 0, part.text)
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
