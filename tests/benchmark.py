@@ -158,14 +158,14 @@ def measured(step: Step, kind: str, device: torch.device, rounds: int) -> Line:
     """Time every way in turn, round by round, after two rounds that do not count: the first compiles."""
     calls = ways(step, TYPES[kind], device)
     flush = torch.empty(1 << (28 if device.type == "cuda" else 0), device=device)  # 1 GiB, no cache is as large
-    for _ in range(2 if device.type == "cuda" else 0):
+    for _ in range(2 if device.type == "cuda" else 0):  # on the CPU nothing is compiled
         for call in calls.values():
             clocked(call, flush)
     times = [{way: clocked(call, flush) for way, call in calls.items()} for _ in range(rounds)]
-    timings = {}
-    for way in WAYS:
-        seconds, waits = zip(*(each[way] for each in times), strict=True)
-        timings[way] = Timing(seconds, 2 * sum(waits) > rounds)
+    timings = {
+        way: Timing(tuple(each[way][0] for each in times), 2 * sum(each[way][1] for each in times) > rounds)
+        for way in WAYS
+    }
     return Line(step, kind, timings)
 
 
@@ -191,7 +191,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", help="where to run (default: cuda; cpu says nothing of speed)")
     parser.add_argument("--tiny", action="store_true", help="steps small enough for Triton's interpreter")
-    parser.add_argument("--rounds", type=int, default=50, metavar="N", help="timings of each call (default: 50)")
+    parser.add_argument("--rounds", type=int, default=50, metavar="N", help="timings of each call; 0: only compile")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     torch.manual_seed(0)
@@ -199,7 +199,8 @@ def main(arguments: list[str] | None = None) -> None:
         lines = [
             measured(step, kind, device, options.rounds) for step in (TINY if options.tiny else STEPS) for kind in TYPES
         ]
-    print(table(lines))
+    if options.rounds:
+        print(table(lines))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What only a GPU can tell: the self test, the tests marked `gpu`, the benchmark. `make gpu` runs it; see docs/gpu.md.
 
-Most of the time goes into compiling, a kernel for each mixture of options that a test asks for. So the tests run in
-several processes at once; that needs nothing but pytest, and Triton's cache on disk is shared.
+Nearly all of the time goes into compiling, a kernel for each mixture of options. So each part is spread over processes,
+which need nothing but pytest and share Triton's cache on disk.
 """
 
 from __future__ import annotations
@@ -22,15 +22,24 @@ NO_TESTS = 5  # pytest's exit status where it has selected none
 LEAST = 8  # tests that are worth a process
 WORKERS = min(12, os.cpu_count() or 1)
 
+# The device, and which families: every n-th from the i-th on.
 SELF_TEST = """
+import sys
+from boundedkv import selftest
+device, i, n = sys.argv[1], *map(int, sys.argv[2:])
+selftest.FAMILIES = dict(list(selftest.FAMILIES.items())[i::n])
+report = selftest.self_test(device)
+print(report.results, "results as numerics version", report.numerics_version, "says:", *report.families)
+"""
+SELF_TESTS = 4
+
+ABOUT = """
 import platform, sys, numpy, torch, triton
-from boundedkv import self_test
-name = torch.cuda.get_device_name() if sys.argv[1] == "cuda" else platform.machine()
-print(f"{name}: python {platform.python_version()}, torch {torch.__version__}, triton {triton.__version__}, "
+if sys.argv[1] == "cuda" and not torch.cuda.is_available():
+    sys.exit("torch sees no GPU")
+name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+print(f"{name}, Python {platform.python_version()}, torch {torch.__version__}, triton {triton.__version__}, "
       f"numpy {numpy.__version__}")
-report = self_test(sys.argv[1])
-print(f"{report.results} results of {len(report.families)} families have the bits of numerics version "
-      f"{report.numerics_version}")
 """
 
 
@@ -54,6 +63,16 @@ def python(device: str, limit: float, *arguments: str) -> Part:
     return Part(done.returncode, done.stdout if done.returncode == 0 else f"{done.stdout}\n{done.stderr}")
 
 
+def run_self_test(device: str, limit: float) -> list[Part]:
+    """The self test, its families spread over processes."""
+    with ThreadPoolExecutor(SELF_TESTS) as pool:
+        return list(
+            pool.map(
+                lambda i: python(device, limit, "-c", SELF_TEST, device, str(i), str(SELF_TESTS)), range(SELF_TESTS)
+            )
+        )
+
+
 def marked_tests(device: str, limit: float) -> tuple[Part, list[str]]:
     """What collecting the tests marked `gpu` came to, and their ids."""
     part = python(device, limit, "-m", "pytest", "-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider")
@@ -74,6 +93,12 @@ def run_tests(device: str, limit: float, tests: Sequence[str]) -> list[Part]:
         return list(pool.map(run, [tests[i : i + size] for i in range(0, len(tests), size)]))
 
 
+def run_benchmark(device: str, limit: float, *options: str) -> Part:
+    """The benchmark; on the CPU a small one."""
+    tiny = ["--tiny"] if device == "cpu" else []
+    return python(device, limit, "tests/benchmark.py", "--device", device, *tiny, *options)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run all parts, whatever comes of each; 0 if all went well."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -89,17 +114,24 @@ def main(arguments: list[str] | None = None) -> int:
         print(text.strip(), end="\n\n", flush=True)
         return well
 
-    part = python(options.device, options.limit, "-c", SELF_TEST, options.device)
-    well = tell("self test", part.status == 0, part.text)
+    device, limit = options.device, options.limit
+    about = python(device, limit, "-c", ABOUT, device)
+    print(about.text)
+    if about.status:
+        return 1
+    parts = run_self_test(device, limit)
+    well = tell("self test", not any(part.status for part in parts), "\n".join(part.text.strip() for part in parts))
 
-    part, tests = marked_tests(options.device, options.limit)
-    parts = [part, *run_tests(options.device, options.limit, tests)]
+    with ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(run_benchmark, device, limit, "--rounds", "0")
+        part, tests = marked_tests(device, limit)
+        parts = [part, *run_tests(device, limit, tests)]
+        compiling.result()
     failed = [part.text for part in parts if part.status not in (0, NO_TESTS)]
     ends = [part.text.strip().splitlines()[-1] for part in parts[1:]]
     well &= tell(f"{len(tests)} tests marked gpu", bool(tests) and not failed, "\n".join([*failed, *ends]))
 
-    rehearsal = ["--tiny", "--rounds", "1"] if options.device == "cpu" else []
-    part = python(options.device, options.limit, "tests/benchmark.py", "--device", options.device, *rehearsal)
+    part = run_benchmark(device, limit, *(["--rounds", "1"] if device == "cpu" else []))
     well &= tell("benchmark", part.status == 0, part.text)
     return 0 if well else 1
 

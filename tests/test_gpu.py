@@ -14,6 +14,8 @@ import pytest
 import torch
 from benchmark import DEFAULT, GATHERED, IEEE, MASKED, TINY, WAYS, Line, Timing, table
 
+from boundedkv import selftest
+
 ROOT = Path(__file__).parents[1]
 TYPES = ("float32", "bfloat16")
 
@@ -75,10 +77,10 @@ def test_the_table_says_what_was_timed():
 
 def test_rehearsal(monkeypatch, capsys):
     """Every part as on a GPU, but for the self test, which the suite runs anyway."""
-    monkeypatch.setattr(gpu, "SELF_TEST", "import boundedkv, sys; print('tried', sys.argv[1])")
+    monkeypatch.setattr(gpu, "SELF_TEST", "import boundedkv, sys; print('tried', *sys.argv[1:])")
     assert gpu.main(["--device", "cpu"]) == 0
     out = capsys.readouterr().out
-    assert "tried cpu\n" in out
+    assert all(f"tried cpu {i} {gpu.SELF_TESTS}\n" in out for i in range(gpu.SELF_TESTS))
     assert "tests marked gpu passed" in out
     assert " skipped" in out
     rows = [line.split() for line in out[out.index("benchmark passed") :].splitlines()]
@@ -86,7 +88,16 @@ def test_rehearsal(monkeypatch, capsys):
     assert kinds == [(step.name, kind) for step in TINY for kind in TYPES]
 
 
-@pytest.mark.parametrize("fails", ["-c", "--collect-only", "tests/benchmark.py", "@"])
+def test_the_self_test_is_spread_without_a_gap(monkeypatch):
+    """Each process tries its share of the families, in the order of the list."""
+    stub = "selftest.self_test = lambda device: selftest.SelfTestReport(device, 1, tuple(selftest.FAMILIES), 0)\n"
+    monkeypatch.setattr(gpu, "SELF_TEST", gpu.SELF_TEST.replace("report =", f"{stub}report ="))
+    told = [part.text.partition("says: ")[2].strip() for part in gpu.run_self_test("cpu", 100)]
+    families = list(selftest.FAMILIES)
+    assert told == [" ".join(families[i :: gpu.SELF_TESTS]) for i in range(gpu.SELF_TESTS)]
+
+
+@pytest.mark.parametrize("fails", [gpu.SELF_TEST, "--collect-only", "--device", "@"])
 def test_a_part_that_fails_is_told_and_the_others_run(fails, monkeypatch, capsys):
     def python(device, limit, *arguments):
         seen.append(arguments)
@@ -96,8 +107,14 @@ def test_a_part_that_fails_is_told_and_the_others_run(fails, monkeypatch, capsys
     seen = []
     monkeypatch.setattr(gpu, "python", python)
     assert gpu.main(["--device", "cpu"]) == 1
-    assert len(seen) == 4
+    assert len(seen) == 1 + gpu.SELF_TESTS + 2 + 2
     assert capsys.readouterr().out.count("FAILED") == 1
+
+
+def test_without_a_gpu_nothing_is_tried(monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "ABOUT", f"import torch\ntorch.cuda.is_available = lambda: False\n{gpu.ABOUT}")
+    assert gpu.main([]) == 1
+    assert capsys.readouterr().out.split() == "torch sees no GPU".split()
 
 
 def test_no_test_at_all_is_a_failure(monkeypatch):
