@@ -41,7 +41,7 @@ STEPS = (
     Step("prefill", 4, 512, 1024, causal=True),
 )
 # The same kinds of steps, small enough for the interpreter.
-TINY = (Step("speech", 2, 3, 6, 1, 4), Step("decode", 1, 1, 9, 1, 4), Step("prefill", 1, 5, 8, 1, 4, causal=True))
+TINY = (Step("speech", 2, 3, 6, 1, 4), Step("decode", 1, 1, 9, 1, 4), Step("prefill", 1, 5, 9, 1, 4, causal=True))
 
 DEFAULT, IEEE, GATHERED, MASKED, BARE = WAYS = ("default", "ieee", "gathered", "masked", "bare")
 
