@@ -21,7 +21,7 @@ def require_triton() -> None:
     Sets the environment variable TRITON_INTERPRET where it is not set: Triton reads it when kernels are defined.
 
     Raises:
-        ImportError: Triton is not installed, or its interpreter does not work with this numpy.
+        ImportError: Triton is not installed.
         RuntimeError: Triton was imported before, without its interpreter, and there is no GPU.
     """
     if importlib.util.find_spec("triton") is None:
@@ -38,8 +38,6 @@ def require_triton() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-    if interpreted():
-        _require_numpy_of_interpreter()
 
 
 def _require_numpy_of_interpreter() -> None:
@@ -67,8 +65,10 @@ def require_device(device: torch.device) -> None:
     Raises:
         ValueError: a CPU device while kernels are compiled for a GPU.
         DeviceSelfTestError: the device does not compute as the contract says.
+        ImportError: Triton's interpreter does not work with this numpy.
     """
     if interpreted():
+        _require_numpy_of_interpreter()
         return
     if device.type != "cuda":
         raise ValueError(

@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 NO_TESTS = 5  # pytest's exit status where it has selected none
-LEAST = 8  # tests that are worth a process
-WORKERS = min(12, os.cpu_count() or 1)
+STRETCH = 6  # tests: few enough to be spread evenly, and worth a process
+WORKERS = min(16, os.cpu_count() or 1)
 
 # The device, and which families: every n-th from the i-th on.
 SELF_TEST = """
@@ -88,9 +88,8 @@ def run_tests(device: str, limit: float, tests: Sequence[str]) -> list[Part]:
             file.flush()
             return python(device, limit, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", f"@{file.name}")
 
-    size = max(LEAST, -(-len(tests) // (2 * WORKERS)))
     with ThreadPoolExecutor(WORKERS) as pool:
-        return list(pool.map(run, [tests[i : i + size] for i in range(0, len(tests), size)]))
+        return list(pool.map(run, [tests[i : i + STRETCH] for i in range(0, len(tests), STRETCH)]))
 
 
 def run_benchmark(device: str, limit: float, *options: str) -> Part:

@@ -21,6 +21,7 @@ ENVIRONMENTS = Path("build", "matrix")
 PAGE = Path("docs", "versions.md")
 
 PASSED, FAILED, NOT_INSTALLABLE = "passed", "failed", "not installable here"
+NOT_TRIED = "not tried"
 
 # Each file meets the interpreter or what differs between PyTorch's versions; the golden traces hold every kind of bit.
 QUICK = tuple(
@@ -132,8 +133,8 @@ INTRODUCTION = """# Versions
 Which versions of Python, PyTorch, Triton and numpy the tests were run with, on a machine without a GPU: kernels run in
 Triton's interpreter. `make matrix` runs every row; this page is written by `tests/matrix.py --write`.
 
-What is stated of `pyproject.toml`'s ranges rests on these rows, not on every combination. A row that was not
-installable has not passed. "suite" is every test, "quick" the files that `tests/matrix.py` names as such.
+The ranges that `pyproject.toml` states rest on these rows, not on every combination. A row that was not installable has
+not passed. "suite" is every test, "quick" the files that `tests/matrix.py` names as such.
 
 | Python | PyTorch | Triton | numpy | tests | came out |
 |---|---|---|---|---|---|
@@ -143,7 +144,7 @@ EXCEPTIONS = """
 ## Exceptions
 
 - Triton 3.6 and numpy 2.4 or newer: the *interpreter* of that Triton does not work there, and the fast backend says so
-  when it is loaded to be interpreted. Compiled kernels do not go through numpy.
+  when a manager is built there. Compiled kernels do not go through numpy.
 - PyTorch built for GPUs asks pip for one version of Triton: 2.11 for 3.6, 2.13 for 3.7. The rows that pair them
   otherwise exchange Triton afterwards, over pip's warning, or have a PyTorch built for CPUs, which asks for none.
 """
@@ -159,7 +160,7 @@ def page(old: str, rows: Sequence[Row], kind: str, outcomes: dict[Row, Outcome])
     """The page about all rows, from what it was before: those that were not tried this time keep their lines."""
     lines = {tuple(text.strip("| ").split(" | ")[:4]): text for text in old.splitlines() if text.startswith("| ")}
     lines |= {tuple(row): line(row, kind, outcome) for row, outcome in outcomes.items()}
-    not_yet = Outcome("not tried", "no run yet")
+    not_yet = Outcome(NOT_TRIED, "no run yet")
     return INTRODUCTION + "".join(f"{lines.get(tuple(row), line(row, '', not_yet))}\n" for row in rows) + EXCEPTIONS
 
 
