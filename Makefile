@@ -14,7 +14,7 @@ PIP   := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TREE  := build/tree
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint gpu mutants clean tree
+.PHONY: help setup demo test lint gpu matrix mutants clean tree
 
 help:  ## print this list
 	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "  make %-7s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,8 +39,11 @@ lint: $(STAMP) tree  ## ruff and mypy
 	$(BIN)/python -m ruff check .
 	MYPYPATH=$(TREE) $(BIN)/python -m mypy -p boundedkv
 
-gpu: tree  ## the tests that need a GPU, with $(PYTHON) as it is: torch, triton, numpy, pytest, hypothesis
-	PYTHONPATH=$(CURDIR)/$(TREE) $(PYTHON) -m pytest -m gpu
+gpu: tree  ## self test, tests and benchmark on a GPU, with $(PYTHON) as it is: torch, triton, numpy, pytest, hypothesis
+	PYTHONPATH=$(CURDIR)/$(TREE) $(PYTHON) tests/gpu.py
+
+matrix:  ## the tests with other versions of Python, PyTorch, Triton and numpy: hours, and some 12 GB in build/matrix
+	$(PYTHON) tests/matrix.py
 
 mutants: $(STAMP)  ## plant small faults in copies of the code and see that the tests notice: an hour or two
 	$(BIN)/python tests/mutants.py --jobs 2

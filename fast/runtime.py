@@ -40,6 +40,18 @@ def require_triton() -> None:
         )
 
 
+def _require_numpy_of_interpreter() -> None:
+    import numpy
+    import triton
+
+    versions = [tuple(map(int, module.__version__.split(".")[:2])) for module in (triton, numpy)]
+    if versions[0] < (3, 7) and versions[1] >= (2, 4):
+        raise ImportError(
+            f"triton is {triton.__version__} and numpy {numpy.__version__}, but this Triton's interpreter needs numpy "
+            "before 2.4: install 'numpy<2.4' or 'triton>=3.7'"
+        )
+
+
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter."""
     return os.environ.get(_VARIABLE, "0").lower() in ("1", "true", "yes", "on", "y")
@@ -53,8 +65,10 @@ def require_device(device: torch.device) -> None:
     Raises:
         ValueError: a CPU device while kernels are compiled for a GPU.
         DeviceSelfTestError: the device does not compute as the contract says.
+        ImportError: Triton's interpreter does not work with this numpy.
     """
     if interpreted():
+        _require_numpy_of_interpreter()
         return
     if device.type != "cuda":
         raise ValueError(

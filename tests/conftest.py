@@ -56,10 +56,13 @@ def make_pair(record_property):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """With a GPU, every test that runs the fast backend is a `gpu` test; without one, `gpu` tests are skipped."""
+    """With a GPU, every test that runs the fast backend there is a `gpu` test; without one, `gpu` tests are skipped."""
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if GPU and ("fast" in parameters or "make_pair" in item.fixturenames):
+        if item.get_closest_marker("interpreted"):
+            if device_of("fast") == "cuda":
+                item.add_marker(pytest.mark.skip(reason="kernels are compiled: TRITON_INTERPRET=1 runs this test"))
+        elif GPU and ("fast" in parameters or "make_pair" in item.fixturenames):
             item.add_marker(pytest.mark.gpu)
         elif not GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))

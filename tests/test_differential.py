@@ -232,6 +232,7 @@ def test_rewound_and_moved(make_pair):
         assert run(pair, *a_step({rid: 4}), seed=4).equal(expected)
 
 
+@pytest.mark.interpreted  # the resource's device is one for both
 def test_built_and_closed(make_pair):
     pair = make_pair(a_config(dtype=torch.bfloat16))
     pair.ingest_request("a", {"anything": 1})

@@ -229,3 +229,11 @@ def test_triton_imported_first_without_a_gpu_is_told():
     assert done.returncode == 1
     assert "triton was imported before the fast backend" in done.stderr
     assert "set TRITON_INTERPRET=1" in done.stderr
+
+
+@pytest.mark.parametrize(("triton", "numpy", "works"), [("3.6.0", "2.4.1", False), ("3.6.0", "2.3.5", True)])
+def test_an_interpreter_that_does_not_work_with_this_numpy_is_told(triton, numpy, works):
+    installed = f"import torch, numpy, triton\ntriton.__version__, numpy.__version__ = {triton!r}, {numpy!r}\n"
+    done = run_fresh(installed + STEP.format(backend="fast"))
+    assert (done.returncode == 0) == works
+    assert ("install 'numpy<2.4' or 'triton>=3.7'" in done.stderr) != works

@@ -115,10 +115,11 @@ def test_fixed_vectors_are_rounded_to_even(backend, side, units, held):
 @pytest.mark.parametrize("backend", ["reference", "fast"])
 @pytest.mark.parametrize(("below", "units"), [(0.5, 1), (1.5, 0)])
 def test_weights_are_counted_in_the_nearest_number_of_units(backend, below, units):
-    """By default: beside a weight of 1, one of 0.71 units counts as one, one of 0.35 as none."""
-    k = torch.tensor([[0.0, 0], [-(numerics.WEIGHT_BITS + below), 0]])
-    out = one_query(backend, torch.tensor([1.0, 0]), k, torch.eye(2), ieee=False)
-    assert out[0] == 1 / torch.tensor(1 + units * 2.0**-numerics.WEIGHT_BITS)
+    """By default: beside a weight of 1, three of 0.71 units count as three, three of 0.35 as none. The sum tells."""
+    k = torch.tensor([[0.0, 0], *[[-(24 + below), 0]] * 3])
+    v = torch.tensor([[1.0, 0], *[[0.0, 1]] * 3])
+    out = one_query(backend, torch.tensor([1.0, 0]), k, v, ieee=False)
+    assert out[0] == 1 / torch.tensor(1 + 3 * units * 2.0**-24)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 
 from boundedkv import AdmitRuntimeError, AllocationFailed, BoundedKVConfig, Session, SinkWindow, build
 
+pytestmark = pytest.mark.interpreted
 CONFIG = BoundedKVConfig(
     num_layers=1, num_heads=1, head_dim=4, retention=SinkWindow(1, 3), max_slots=2, max_source_len=2, spare=2
 )

@@ -24,6 +24,7 @@ from boundedkv import (
 )
 from boundedkv.testing import Pair
 
+pytestmark = pytest.mark.interpreted
 BACKENDS = ["reference", "fast"]
 CONFIG = BoundedKVConfig(num_layers=1, num_heads=1, head_dim=4, retention=SinkWindow(1, 3), max_slots=3)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from boundedkv import AdmitRuntimeError, AllocationFailed, BoundedKVConfig, Session, SinkWindow, build
 
+pytestmark = pytest.mark.interpreted
 BACKENDS = ["reference", "fast"]
 
 
