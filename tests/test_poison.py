@@ -181,14 +181,14 @@ def test_subnormal_numbers_are_honoured_with_ieee(backend):
 
 @on_both
 def test_subnormal_scores_are_honoured_by_default(backend):
-    """A score just above zero has the ceiling 1: the sum of weights then has one bit less, and loses the other key."""
+    """A score just above zero has the ceiling 1: the sum of weights then has one bit less, and loses the other keys."""
     q = torch.tensor([2.0**-74, 2.0**-74, 0, 0])
-    above = torch.tensor([[1.5 * 2.0**-75, 0, 0, 0], [0, -1.5 * 2.0**78, 0, 0]])  # scores 2^-148 and -24
-    at_zero = above * torch.tensor([[0.0], [1.0]])
-    v = torch.eye(4)[:2]
-    expected = torch.tensor([1.0, 2.0**-24, 0, 0])
+    above = torch.tensor([[1.5 * 2.0**-75, 0, 0, 0], *[[0, -1.5 * 2.0**78, 0, 0]] * 3])  # scores 2^-148 and -24
+    at_zero = above * torch.tensor([[0.0], [1.0], [1.0], [1.0]])
+    v = torch.eye(4)
+    expected = torch.tensor([1.0, 2.0**-24, 2.0**-24, 2.0**-24])
     assert_same(one_step(backend, above, v, q, False), expected)
-    assert_same(one_step(backend, at_zero, v, q, False), expected / (1 + 2.0**-23))
+    assert_same(one_step(backend, at_zero, v, q, False), expected / (1 + 3 * 2.0**-24))
 
 
 @on_both
