@@ -26,8 +26,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 FAULTS = Path("tests", "faults")
 PAGE = Path("docs", "mutants.md")
-# It asks whether the faults still apply to the code, so it would notice every one of them.
-NOT_TRIED = "tests/test_mutants.py"
+# The first asks whether the faults still apply to the code, so it would notice every one of them; the others are long,
+# and look at other versions and at a benchmark.
+NOT_TRIED = ("tests/test_mutants.py", "tests/test_matrix.py", "tests/test_gpu.py")
 UNCOPIED = (".*", "build", "dist", "venv", "*.egg-info", "__pycache__", "site", "out")
 
 CAUGHT, SURVIVED, EQUIVALENT = "caught", "survived", "equivalent"
@@ -136,7 +137,7 @@ def judge(fault: Fault, root: Path, limit: float) -> Verdict:
             return Verdict(NOT_EQUIVALENT, verdict.by) if verdict.outcome != SURVIVED else Verdict(EQUIVALENT)
         if verdict.outcome != SURVIVED:
             return verdict
-        tried = [f"--deselect={test}" if "::" in test else f"--ignore={test}" for test in (*fault.tests, NOT_TRIED)]
+        tried = [f"--deselect={test}" if "::" in test else f"--ignore={test}" for test in (*fault.tests, *NOT_TRIED)]
         return first_failure(copy, ["tests", *tried], limit)
 
 
