@@ -210,7 +210,7 @@ class BoundedKVManager(Resource):
                 [B * rows, Hq, T, R], R >= max_retained + 2T - 1, entry `(m + t) - j + T - 1` for query t and the
                 key of index j among the m retained and then the own ones. With one [B * rows, Hq, T, W + 1], entry =
                 distance.
-            ieee: plain binary32 with sums in a stated tree, instead of exact dots of 16-bit fixed-point numbers.
+            ieee: plain binary32 with sums in a stated tree, instead of exact dots of fixed-point numbers.
             row_source: (storage [slots, rows, H, L, 2D], slots [>= B] int32 or int64), the prefixes of rows whose
                 source is -1.
 

@@ -162,8 +162,8 @@ def judged(fault: Fault, root: Path, limit: float) -> tuple[Fault, Verdict]:
 INTRODUCTION = """# Planted faults
 
 A suite that passes shows little until it has been seen to fail. `make mutants` plants each of these faults in a copy of
-the code, one at a time, and runs tests until one fails: first those that should notice, then all others. It takes an
-hour or two, so it is no part of `make test`. The faults are listed in `tests/faults/`; this page is written by
+the code, one at a time, and runs tests until one fails: first those that should notice, then all others. It takes
+half an hour or more, so it is no part of `make test`. The faults are listed in `tests/faults/`; this page is written by
 `tests/mutants.py --write`.
 
 A fault in one backend alone shows in any comparison with the other that reaches it. One in both at once, or in what
