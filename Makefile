@@ -14,10 +14,10 @@ PIP   := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TREE  := build/tree
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint gpu matrix mutants clean tree
+.PHONY: help setup demo test lint docs tutorials gpu matrix mutants clean tree
 
 help:  ## print this list
-	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "  make %-7s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## make the virtual environment and install the package into it, editable
 
@@ -39,6 +39,12 @@ lint: $(STAMP) tree  ## ruff and mypy
 	$(BIN)/python -m ruff check .
 	MYPYPATH=$(TREE) $(BIN)/python -m mypy -p boundedkv
 
+docs: $(STAMP) tree  ## build the documentation into site/, to be opened as files
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+tutorials: $(STAMP)  ## run every tutorial and keep what it prints: some minutes
+	$(BIN)/python tests/tutorials.py
+
 gpu: tree  ## self test, tests and benchmark on a GPU, with $(PYTHON) as it is: torch, triton, numpy, pytest, hypothesis
 	PYTHONPATH=$(CURDIR)/$(TREE) $(PYTHON) tests/gpu.py
 
@@ -53,5 +59,5 @@ tree:
 	@ln -s $(CURDIR)/common/* $(CURDIR)/reference $(CURDIR)/fast $(TREE)/boundedkv/
 
 clean:  ## remove the virtual environment and everything built
-	rm -rf $(VENV) build dist boundedkv.egg-info boundedkv-demo.svg .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find common reference fast tests -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist site boundedkv.egg-info boundedkv-demo.svg .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find common reference fast tests docs tutorials -name __pycache__ -prune -exec rm -rf {} +

@@ -1,18 +1,19 @@
-"""What docs/ shows is what the code does: the examples run, the plan format's columns are the code's."""
+"""What docs/ shows is what the code does: every block runs or is compared, figures and tables are drawn anew."""
 
 import doctest
 import importlib
+import json
 import re
-import subprocess
-import sys
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
+from pages import PAGES, ROOT, blocks, name_of, outside_blocks
 
-from boundedkv.plan import COLUMNS, ROW_INTS
+from boundedkv.plan import COLUMNS
 
-ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
 FOLDERS = {"common": "boundedkv", "reference": "boundedkv.reference"}
 WITH_EXAMPLES = [
     ".".join((package, *path.relative_to(ROOT / folder).with_suffix("").parts))
@@ -20,26 +21,98 @@ WITH_EXAMPLES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 ]
+RUN = [page for page in PAGES if any(block.kind in ("python", "pycon") for block in blocks(page))]
+# Kind of block -> what sees to it that it is right.
+KINDS = {
+    "python": "test_the_examples_of_a_page_run",
+    "pycon": "test_the_examples_of_a_page_run",
+    "sh": "tests/test_commands.py",
+    "json": "test_data_on_a_page_is_well_formed",
+    "toml": "test_data_on_a_page_is_well_formed",
+    "source": "test_code_that_a_page_names_exists",
+    "py": "tests/test_gallery.py",
+    "text": "nothing: it is printed or drawn",
+}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_examples_of_a_page_run(page):
-    assert doctest.testfile(str(page), module_relative=False).failed == 0
+def run_example(block, namespace):
+    """A `pycon` block as a doctest, in a namespace that it shares."""
+    runner = doctest.DocTestRunner(verbose=False)
+    test = doctest.DocTestParser().get_doctest(block.text, {}, block.page, block.page, block.line - 1)
+    assert test.examples, f"{block.page}, line {block.line}: a pycon block without an example"
+    test.globs = namespace
+    told = []
+    runner.run(test, out=told.append, clear_globs=False)
+    assert runner.failures == 0, "".join(told)
 
 
-BLOCKS = [
-    pytest.param(block, id=f"{page.stem}-{number}")
-    for page in PAGES
-    for number, block in enumerate(
-        re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    )
-]
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    """Its blocks one after another, as a reader would paste them, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    torch.manual_seed(0)
+    for block in blocks(page):
+        if block.kind == "pycon":
+            run_example(block, namespace)
+        elif block.kind == "python":
+            exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), namespace)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_of_a_page_runs(block, tmp_path):
-    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_are_of_a_known_kind(page):
+    unknown = [(block.line, block.kind) for block in blocks(page) if block.kind not in KINDS]
+    assert not unknown, f"(line, kind) {unknown}, but known are {', '.join(KINDS)}"
+    if page.stem != "gallery":
+        assert not [block.line for block in blocks(page) if block.kind == "py"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_stands_in_fences(page):
+    """An indented block of code would escape every test here; lists, notes and definitions are indented too."""
+    lines = outside_blocks(page).splitlines()
+    indented = [
+        number
+        for number, (before, line) in enumerate(zip(["", *lines], lines, strict=False), start=1)
+        if line.startswith("    ") and not before.strip() and opener(lines[: number - 1]) is None
+    ]
+    assert not indented
+
+
+def opener(lines):
+    """The line that an indented line below these belongs to: a list's, a note's, a definition's; None if to none."""
+    for line in reversed(lines):
+        if line.strip() and not line.startswith("    "):
+            return line if re.match(r"( *[-*] | *\d+\. |!!! |\?\?\?|=== |: {3}|:::)", line) else None
+    return None
+
+
+def test_data_on_a_page_is_well_formed():
+    read = {"json": json.loads, "toml": tomllib.loads}
+    found = [block for page in PAGES for block in blocks(page) if block.kind in read]
+    for block in found:
+        read[block.kind](block.text)
+    assert found
+
+
+def test_code_that_a_page_names_exists():
+    from source_code import with_source
+
+    shown = {name_of(page): with_source(page.read_text(encoding="utf-8"), name_of(page)) for page in PAGES}
+    walk = shown["docs/reading-reference.md"]
+    assert "def fold(left: Partial, right: Partial) -> Partial:" in walk
+    assert not [name for name, text in shown.items() if "```source" in text]
+    with pytest.raises(LookupError, match=r"a\.md: reference/attention\.py defines no unfold"):
+        with_source("```source\nreference/attention.py: fold, unfold\n```\n", "a.md")
+    with pytest.raises(LookupError, match=r"a\.md: no file 'reference/nothing\.py'"):
+        with_source("```source\nreference/nothing.py\n```\n", "a.md")
+
+
+def test_code_of_a_method_comes_with_its_decorators():
+    from source_code import code
+
+    assert code("common/manager.py", ["BoundedKVManager.free_slots"]).startswith("@property\ndef free_slots(self)")
+    assert code("common/numerics.py", ["TILE", "SPLIT"]) == "TILE = 64\n\n\nSPLIT = TILE * TILES_PER_SPLIT"
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
@@ -49,13 +122,31 @@ def test_the_examples_of_a_docstring_run(name):
     assert found.failed == 0
 
 
-def test_the_plan_format_names_every_column_in_order():
-    page = (ROOT / "docs" / "plan-format.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^\| ([\d, ]+) \| (`.*?`) \|", page, flags=re.MULTILINE)
-    numbers = [int(number) for numbers, _ in lines for number in numbers.split(",")]
-    names = [name for _, names in lines for name in re.findall(r"`(\w+)`", names)]
-    assert numbers == list(range(ROW_INTS))
-    assert tuple(names) == COLUMNS
+def test_figures_are_what_the_code_draws():
+    from figures import DRAWN, FIGURES
+
+    for name, draw in DRAWN.items():
+        drawn = draw().svg()
+        assert (FIGURES / f"{name}.svg").read_text(encoding="utf-8") == drawn, (
+            f"python docs/_scripts/figures.py: {name}"
+        )
+
+
+def test_every_figure_is_shown():
+    shown = Counter(
+        Path(name).name
+        for page in PAGES
+        for name in re.findall(r"^!\[[^\]]+\]\(([^)]+)\)$", outside_blocks(page), re.M)
+    )
+    assert set(shown) == {path.name for path in (ROOT / "docs" / "figures").iterdir()}
+
+
+def test_the_plan_format_has_the_codes_columns():
+    from tables import PAGE, columns, with_columns
+
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_columns(page) == page, "python docs/_scripts/tables.py"
+    assert re.findall(r"`(\w+)`(?=[^|]*\|[^|]*\|$)", columns(), flags=re.MULTILINE) == list(COLUMNS)
 
 
 def test_numbers_on_the_numerics_page_are_the_codes():
@@ -91,3 +182,18 @@ def test_numbers_on_the_oracle_page_are_the_codes():
     assert f"The limit is\n{closeness.FACTOR:g} times the largest of" in page
     assert "- 2^-20, which is what" in page
     assert closeness.LEAST == 2.0**-20
+
+
+def test_the_api_pages_have_every_public_name():
+    import boundedkv
+    from boundedkv import testing
+
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "api")
+    named = set(re.findall(r"^::: [\w.]+\.(\w+)$", pages, flags=re.MULTILINE))
+    named |= {name for listed in re.findall(r"members: \[(.*)\]", pages) for name in listed.split(", ")}
+    whole = {"boundedkv.plan", "boundedkv.numerics"}  # shown with all that they define
+    assert whole <= set(re.findall(r"^::: ([\w.]+)$", pages, flags=re.MULTILINE))
+    for module in whole:
+        named |= set(vars(importlib.import_module(module)))
+    data = {"CASES", "FEATURES"}  # tables that the page on the oracle explains
+    assert {*boundedkv.__all__, *testing.public.__all__} - named == data

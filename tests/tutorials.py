@@ -1,7 +1,7 @@
 """Executes the tutorials: `python tests/tutorials.py tutorials/1-*.ipynb` writes their outputs, `make tutorials` all.
 
 A notebook's first code cell is tagged `parameters`, as papermill has it: it sets BACKEND, and whatever else a test may
-make smaller. Others values go into a cell behind it, for one run; the notebook that is written keeps its own.
+make smaller. Other values go into a cell behind it, for one run; the notebook that is written keeps its own.
 """
 
 import argparse

@@ -1,0 +1,43 @@
+"""What the site does beyond Markdown: pages made from other files, code taken from the source, captions.
+
+MkDocs calls these functions while it builds; `mkdocs.yml` names this file.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from notebooks import as_page
+from source_code import with_source
+
+ROOT = Path(__file__).parents[2]
+PROJECT_PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+FIGURE = re.compile(r"^!\[(?P<caption>[^\]]+)\]\((?P<file>[^)\s]+)\)$", flags=re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that come from other folders: the tutorials, the changelog, how to contribute."""
+    for page, name in PROJECT_PAGES.items():
+        text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
+        files.append(File.generated(config, page, content=text))
+    for notebook in sorted((ROOT / "tutorials").glob("*.ipynb")):
+        text, pictures = as_page(notebook)
+        files.append(File.generated(config, f"tutorials/{notebook.stem}.md", content=text))
+        files.append(File.generated(config, f"tutorials/{notebook.name}", content=notebook.read_bytes()))
+        for name, data in pictures.items():
+            files.append(File.generated(config, f"tutorials/{name}", content=data))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put code where a page names it, and captions under figures."""
+    return FIGURE.sub(_with_caption, with_source(markdown, page.file.src_uri))
+
+
+def _with_caption(figure: re.Match[str]) -> str:
+    caption = figure["caption"]
+    return f'<figure markdown="span">\n![{caption}]({figure["file"]})\n<figcaption>{caption}</figcaption>\n</figure>'

@@ -1,0 +1,44 @@
+"""Notebooks as pages: their text, code and outputs as Markdown, so that they look like all other pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+from nbconvert import MarkdownExporter
+from traitlets.config import Config
+
+LINK_TO_PAGE = re.compile(r"\]\(\.\./docs/(?P<page>[^)]+)\)")
+LINK_TO_NOTEBOOK = re.compile(r"\]\((?P<name>[\w-]+)\.ipynb(?P<anchor>#[^)]*)?\)")
+
+# Printed text as a block of its own; nbconvert would indent it, and a list before it would swallow it.
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def as_page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook as a page.
+
+    Args:
+        path: an executed notebook.
+
+    Returns:
+        The Markdown, its links turned to pages of the site, and the pictures that it shows, by file name.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    exporter = MarkdownExporter(
+        config=Config(TemplateExporter={"extra_template_basedirs": [str(TEMPLATES)], "template_name": "page"})
+    )
+    names = f"{path.stem}_{{cell_index}}_{{index}}{{extension}}"
+    text, resources = exporter.from_notebook_node(
+        notebook, resources={"output_files_dir": "", "unique_key": path.stem, "output_filename_template": names}
+    )
+    text = LINK_TO_PAGE.sub(r"](../\g<page>)", text)
+    text = LINK_TO_NOTEBOOK.sub(lambda link: f"]({link['name']}.md{link['anchor'] or ''})", text)
+    return _with_download(text, path.name), dict(resources["outputs"])
+
+
+def _with_download(text: str, name: str) -> str:
+    """The notebook itself, offered under the title."""
+    title, _, rest = text.lstrip().partition("\n")
+    return f"{title}\n\n[Download this notebook]({name}){{ download }} and run it: `jupyter lab {name}`.\n{rest}"
