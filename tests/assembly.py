@@ -385,6 +385,7 @@ def main() -> None:
             except Exception as error:  # of many classes: what a compiler refuses, a test shall say
                 result |= {"error": str(error)}
             if options.texts is not None:
+                options.texts.mkdir(parents=True, exist_ok=True)
                 (options.texts / f"{name}-{kernel}.json").write_text(json.dumps(result), encoding="utf-8")
             results.append(result)
             numbers = [f"{key} {result.get(key, '-')}" for key in NUMBERS]

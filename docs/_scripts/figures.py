@@ -41,7 +41,8 @@ from boundedkv.plan import (
 from boundedkv.reference.arithmetic import fix_left, fix_right
 
 FIGURES = Path(__file__).parents[1] / "figures"
-LEFT = 128  # where strips begin; their labels stand before
+LEFT = 110  # where strips begin; their labels stand before
+NEAR = 54  # where labels are short
 
 
 def run(part: Read | Write) -> range:
@@ -56,16 +57,16 @@ def slot_of_stream() -> Drawing:
         stream.step(span)
     kept, held = kinds(stream.next_layout()), stream.slot()
     drawing = Drawing("A stream of 17 entries and the slot of 10 that holds its sinks and its window")
-    drawing.text(LEFT - 12, CELL / 2 + 28, "stream", anchor="end")
+    drawing.text(NEAR - 12, CELL / 2 + 28, "stream", anchor="end")
     for s in range(stream.session.written("a")):
-        drawing.cell(LEFT + s * CELL, 24, s, kept.get(s))
-    drawing.legend(LEFT, 12, {"sink": "sink", "window": "window", "not kept": None})
-    below, left = 130, LEFT + 3 * CELL
+        drawing.cell(NEAR + s * CELL, 24, s, kept.get(s))
+    drawing.legend(NEAR, 12, {"sink": "sink", "window": "window", "not kept": None})
+    below, left = 130, NEAR + 3 * CELL
     drawing.text(left - 12, below + CELL / 2 + 4, "slot", anchor="end")
     for entry, s in enumerate(held):
         x = left + entry * CELL + (10 if entry >= stream.config.sink_capacity else 0)
         drawing.cell(x, below, s, kept[s])
-        drawing.line([(LEFT + s * CELL + CELL / 2, 24 + CELL), (x + CELL / 2, below)], kept[s])
+        drawing.line([(NEAR + s * CELL + CELL / 2, 24 + CELL), (x + CELL / 2, below)], kept[s])
     drawing.text(left + 2 * CELL, below + CELL + 16, "sinks: never overwritten", anchor="middle")
     drawing.text(left + 4 * CELL + 10, below + CELL + 32, "ring: the newest entry takes the oldest one's place")
     return drawing
@@ -141,27 +142,27 @@ def sources() -> Drawing:
     reads = layout.reads
     in_source = {s for part in (SINK_SOURCE, WINDOW_SOURCE) for s in run(reads[part])}
     drawing = Drawing("A stream with a source prefix of 5 entries and 4 written tokens, and where its entries are read")
-    drawing.legend(LEFT, 12, {"read in the source": "source", "sink": "sink", "window": "window", "not kept": None})
+    drawing.legend(NEAR, 12, {"read in the source": "source", "sink": "sink", "window": "window", "not kept": None})
     source_y, stream_y, slot_y = 24, 104, 184
     for label, y in (("source", source_y), ("stream", stream_y), ("slot", slot_y)):
-        drawing.text(LEFT - 12, y + CELL / 2 + 4, label, anchor="end")
+        drawing.text(NEAR - 12, y + CELL / 2 + 4, label, anchor="end")
     for s in range(5):
-        drawing.cell(LEFT + s * CELL, source_y, s, "source" if s in in_source else None)
+        drawing.cell(NEAR + s * CELL, source_y, s, "source" if s in in_source else None)
     for s in range(layout.length):
-        drawing.cell(LEFT + s * CELL, stream_y, s, kept.get(s))
+        drawing.cell(NEAR + s * CELL, stream_y, s, kept.get(s))
     for s in sorted(in_source):
-        x = LEFT + s * CELL + CELL / 2
+        x = NEAR + s * CELL + CELL / 2
         drawing.line([(x, source_y + CELL), (x, stream_y)], "source")
     entries = [entry for part in (SINK_SLOT, RING, RING_WRAPPED) for entry in run(reads[part])]
     holds = dict(zip(entries, sorted(set(kept) - in_source), strict=True))
-    left = LEFT + 3 * CELL
+    left = NEAR + 3 * CELL
     for entry in range(manager.config.slot_tokens):
         if entry not in holds:
             drawing.cell(left + entry * CELL, slot_y)
             continue
         s = holds[entry]
         drawing.cell(left + entry * CELL, slot_y, s, kept[s])
-        ends = LEFT + s * CELL + CELL / 2, left + entry * CELL + CELL / 2
+        ends = NEAR + s * CELL + CELL / 2, left + entry * CELL + CELL / 2
         drawing.line([(ends[0], stream_y + CELL), (ends[1], slot_y)], kept[s])
     return drawing
 

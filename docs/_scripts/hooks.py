@@ -16,6 +16,8 @@ from source_code import with_source
 
 ROOT = Path(__file__).parents[2]
 PROJECT_PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+# Where a name is documented from is a folder of links: `make tree`.
+LINKED = re.compile(r"build/tree/boundedkv/(?=(reference|fast)/)?")
 FIGURE = re.compile(r"^!\[(?P<caption>[^\]]+)\]\((?P<file>[^)\s]+)\)$", flags=re.MULTILINE)
 
 
@@ -27,7 +29,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for notebook in sorted((ROOT / "tutorials").glob("*.ipynb")):
         text, pictures = as_page(notebook)
         files.append(File.generated(config, f"tutorials/{notebook.stem}.md", content=text))
-        files.append(File.generated(config, f"tutorials/{notebook.name}", content=notebook.read_bytes()))
         for name, data in pictures.items():
             files.append(File.generated(config, f"tutorials/{name}", content=data))
     return files
@@ -36,6 +37,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Put code where a page names it, and captions under figures."""
     return FIGURE.sub(_with_caption, with_source(markdown, page.file.src_uri))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Name the source files of the API as the repository does."""
+    return LINKED.sub(lambda link: "" if link[1] else "common/", html)
 
 
 def _with_caption(figure: re.Match[str]) -> str:

@@ -35,10 +35,10 @@ def as_page(path: Path) -> tuple[str, dict[str, bytes]]:
     )
     text = LINK_TO_PAGE.sub(r"](../\g<page>)", text)
     text = LINK_TO_NOTEBOOK.sub(lambda link: f"]({link['name']}.md{link['anchor'] or ''})", text)
-    return _with_download(text, path.name), dict(resources["outputs"])
+    return _with_origin(text, path.name), dict(resources["outputs"])
 
 
-def _with_download(text: str, name: str) -> str:
-    """The notebook itself, offered under the title."""
+def _with_origin(text: str, name: str) -> str:
+    """Under the title, which notebook this is."""
     title, _, rest = text.lstrip().partition("\n")
-    return f"{title}\n\n[Download this notebook]({name}){{ download }} and run it: `jupyter lab {name}`.\n{rest}"
+    return f"{title}\n\nThe notebook `tutorials/{name}` as it ran. In a clone: `jupyter lab tutorials/{name}`.\n{rest}"
