@@ -51,7 +51,8 @@ def faults(site):
                 if link in page.loaded and parts.scheme != "data":
                     yield f"{name} loads {link}"
                 continue
-            target = Path(os.path.normpath(file.parent / unquote(parts.path))) if parts.path else file
+            base = site if parts.path.startswith("/") else file.parent  # only 404.html may be anywhere itself
+            target = Path(os.path.normpath(base / unquote(parts.path).lstrip("/"))) if parts.path else file
             if target.is_dir():
                 target /= "index.html"
             if not target.is_file():
@@ -64,7 +65,7 @@ def faults(site):
 
 
 def build(site):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -73,7 +74,7 @@ def test_the_site_is_whole(tmp_path):
     subprocess.run(["make", "tree"], cwd=ROOT, check=True, capture_output=True)
     done = build(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (done.stdout + done.stderr).strip() == ""
+    assert "WARNING" not in done.stdout + done.stderr
     assert sorted(faults(tmp_path)) == []
     names = {path.relative_to(tmp_path).with_suffix("").as_posix() for path in tmp_path.rglob("*.html")}
     notebooks = {f"tutorials/{path.stem}" for path in (ROOT / "tutorials").glob("*.ipynb")}
