@@ -41,6 +41,10 @@ class BoundedKVManager(Resource):
     Attributes:
         config: the pool, with `kv_dtype` resolved.
         device: where its tensors live.
+
+    Raises:
+        TypeError: `config` is not a `BoundedKVConfig`.
+        ValueError: there is no such device here.
     """
 
     def __init__(
@@ -190,6 +194,9 @@ class BoundedKVManager(Resource):
         Mutates the layer's slots, nothing else. The caller encodes positions into keys before they get here. The
         step's own keys and values take part as the slots hold them: rounded to the slots' element type. No gradient
         is recorded.
+
+        `torch.compile` must not trace it, since an optimiser may fuse and reorder: give the compiled model
+        `torch.compiler.disable(manager.attend)`.
 
         A step can be attended again, after an error say, as long as its span is within the config's `spare`. Beyond
         that its first attempt has overwritten ring entries that the second would read: rewind, which refuses then.
@@ -509,6 +516,8 @@ class BoundedKVManager(Resource):
 
 def _with_index(device: torch.device) -> torch.device:
     """The device with its index, so that it compares equal to a tensor's."""
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        raise ValueError(f"device is {str(device)!r}, but torch sees no GPU; it should be 'cpu'")
+    return device if device.index is not None else torch.device("cuda", torch.cuda.current_device())

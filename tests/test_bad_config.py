@@ -98,6 +98,12 @@ def test_bad_kv_dtype(backend):
         build(BoundedKVConfig(**GOOD), kv_dtype=torch.int8, backend=backend)
 
 
+def test_a_gpu_that_is_not_there(backend, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"^device is 'cuda:1', but torch sees no GPU; it should be 'cpu'"):
+        build(BoundedKVConfig(**GOOD), "cuda:1", backend=backend)
+
+
 def test_unknown_backend():
     with pytest.raises(ValueError, match=r"^backend is 'quick', but should be one of 'auto', 'reference', 'fast'"):
         build(BoundedKVConfig(**GOOD), backend="quick")
