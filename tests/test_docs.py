@@ -87,6 +87,13 @@ def opener(lines):
     return None
 
 
+def test_links_between_the_repositorys_own_files_lead_somewhere():
+    """Those of docs/ are followed on the built site."""
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tutorials/oracle/README.md"):
+        links = re.findall(r"\]\((?!https:)([^)#]+)[^)]*\)", (ROOT / name).read_text(encoding="utf-8"))
+        assert not [link for link in links if not (ROOT / name).parent.joinpath(link).exists()]
+
+
 def test_data_on_a_page_is_well_formed():
     read = {"json": json.loads, "toml": tomllib.loads}
     found = [block for page in PAGES for block in blocks(page) if block.kind in read]
