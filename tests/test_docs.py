@@ -167,6 +167,30 @@ def test_numbers_on_the_numerics_page_are_the_codes():
     assert f"at least {numerics.MIN_IEEE_EXPONENT})" in page
 
 
+def rows_of(name, first):
+    """The rows of a page's tables that begin with a cell, each as a list of cells."""
+    lines = (ROOT / "docs" / name).read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith(f"| {first} |")]
+
+
+def test_errors_told_on_the_page_of_bits_are_those_measured():
+    page = (ROOT / "docs" / "bits.md").read_text(encoding="utf-8")
+    _, ieee, default, sdpa, tf32, bfloat16, _ = rows_of("accuracy.md", "Gaussian")[0]
+    told = re.findall(r"^\| [^|]+ \| ([\d.]+) \|$", page, flags=re.MULTILINE)
+    assert told == [cell.partition(" /")[0] for cell in (ieee, sdpa, default, tf32, bfloat16)]
+    held_in_float32, held_in_bfloat16 = rows_of("accuracy.md", "queries, other keys x300")[:2]
+    for _, _, default, _, tf32, *_ in (held_in_float32, held_in_bfloat16):
+        for cell in (default, tf32):
+            assert re.search(rf"\b{re.escape(cell.partition(' /')[0])}\b", page)
+
+
+def test_instructions_told_on_the_page_of_bits_are_those_compiled():
+    page = (ROOT / "docs" / "bits.md").read_text(encoding="utf-8")
+    sm_90 = next(row[4] for row in rows_of("assembly.md", "decode") if row[:3] == ["decode", "float32", "64"])
+    told = int(re.search(r"issues about (\d+) instructions a key on sm_90", page)[1])
+    assert abs(int(sm_90.rpartition("/ ")[2]) - told) <= 5
+
+
 def test_the_oracle_page_names_every_feature_in_order():
     from boundedkv.testing import FEATURES
 

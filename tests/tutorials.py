@@ -5,6 +5,7 @@ make smaller. Other values go into a cell behind it, for one run; the notebook t
 """
 
 import argparse
+import os
 from pathlib import Path
 
 import nbformat
@@ -44,7 +45,8 @@ def execute(path, before="", after=""):
 
 
 def main():
-    """Execute notebooks and keep what they print."""
+    """Execute notebooks and keep what they print. Figures bear no date, so that the same run is the same file."""
+    os.environ["SOURCE_DATE_EPOCH"] = "0"
     parser = argparse.ArgumentParser(description="Execute tutorials and write their outputs into them.")
     parser.add_argument("notebooks", nargs="*", type=Path, default=TUTORIALS)
     for path in parser.parse_args().notebooks:
