@@ -84,7 +84,7 @@ class Session:
             spans: request -> tokens that join its stream, in row order.
             source_len: request -> entries of its source prefix, with its first step; 0 where left out.
             source: request -> index of its prefix (-1: in `row_source`), with its first step; 0 where left out.
-            tokens: request -> real own tokens of its row; all of them where left out.
+            tokens: request -> real own tokens of its row; where left out all T of them, padding too.
 
         Yields:
             The step, to attend with.
@@ -116,6 +116,12 @@ class Session:
     def written(self, rid: str) -> int:
         """Tokens that a request has written; 0 for an unknown one."""
         return self._positions.get(rid, StreamPosition(0, 0)).written
+
+    def reset(self, rid: str) -> None:
+        """Take a request's stream back to nothing written, in its slot: `BoundedKVManager.reset_request`."""
+        self._manager.reset_request(rid)
+        if rid in self._positions:
+            self._positions[rid] = self._positions[rid]._replace(written=0)
 
     def rewind(self, rid: str, written: int) -> None:
         """Take a request's stream back: `BoundedKVManager.rewind_request`."""

@@ -42,7 +42,8 @@ class BoundedKVStep:
     Attributes:
         segments: one `Segment` a request.
         positions: request id -> `StreamPosition`.
-        tokens: request id -> how many of the row's own tokens are real; a request left out brings all of them.
+        tokens: request id -> how many of the row's own tokens are real. A request left out brings all T of them, so
+            say it for each row that is shorter: nothing else tells its padding from tokens.
     """
 
     segments: tuple[Segment, ...]

@@ -175,7 +175,7 @@ def rows_of(name, first):
 
 def test_errors_told_on_the_page_of_bits_are_those_measured():
     page = (ROOT / "docs" / "bits.md").read_text(encoding="utf-8")
-    _, ieee, default, sdpa, tf32, bfloat16, _ = rows_of("accuracy.md", "Gaussian")[0]
+    _, ieee, default, sdpa, tf32, bfloat16, _ = next(row for row in rows_of("accuracy.md", "Gaussian") if len(row) == 7)
     told = re.findall(r"^\| [^|]+ \| ([\d.]+) \|$", page, flags=re.MULTILINE)
     assert told == [cell.partition(" /")[0] for cell in (ieee, sdpa, default, tf32, bfloat16)]
     held_in_float32, held_in_bfloat16 = rows_of("accuracy.md", "queries, other keys x300")[:2]

@@ -81,6 +81,18 @@ def test_refusals_are_raised(session):
     assert session.written("b") == 0
 
 
+def test_reset_starts_the_stream_again_in_its_slot(session):
+    outs = []
+    for _ in range(2):
+        with session.step({"a": 5}) as step:
+            outs.append(step.attend(0, *tensors(1, 5)))
+        session.reset("a")
+        assert session.written("a") == 0
+    assert torch.equal(outs[0].view(torch.int32), outs[1].view(torch.int32))
+    session.reset("never seen")
+    assert session.written("never seen") == 0
+
+
 def test_rewind_gives_the_bits_of_a_stream_that_never_went_on(session):
     q, k, v = tensors(1, 8)
     straight = Session(build(CONFIG, backend="reference"))

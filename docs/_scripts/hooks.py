@@ -16,6 +16,8 @@ from source_code import with_source
 
 ROOT = Path(__file__).parents[2]
 PROJECT_PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+# Long lists, found behind the pages that explain.
+BOOST = {"gallery.md": 0.3, "mutants.md": 0.3, "assembly.md": 0.5, "api/numerics.md": 0.5}
 # Where a name is documented from is a folder of links: `make tree`.
 LINKED = re.compile(r"build/tree/boundedkv/(?=(reference|fast)/)?")
 FIGURE = re.compile(r"^!\[(?P<caption>[^\]]+)\]\((?P<file>[^)\s]+)\)$", flags=re.MULTILINE)
@@ -35,7 +37,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put code where a page names it, and captions under figures."""
+    """Put code where a page names it, captions under figures, and a page's weight in the search."""
+    if page.file.src_uri in BOOST:
+        page.meta["search"] = {"boost": BOOST[page.file.src_uri]}
     return FIGURE.sub(_with_caption, with_source(markdown, page.file.src_uri))
 
 
