@@ -336,6 +336,10 @@ class BoundedKVManager(Resource):
     def import_request(self, rid: str, state: Mapping[str, Any]) -> None:
         """Give a stream that was exported a slot here. Its continuation has the bits it would have had there.
 
+        Another shape, element type, sink, window or spare is refused. The rest of the config has to be the same for
+        the bits to go on (`query_window`, `scale`, query heads, `window_includes_step`, `reverse_step_order`); that is
+        not checked.
+
         Args:
             rid: the request, under any id that holds no slot here.
             state: what `export_request` gave, its tensors on any device.
