@@ -14,7 +14,7 @@ import nbformat
 from tutorials import TUTORIALS, execute
 
 # Sizes that make a run short. The committed outputs are those of the full ones, so they are not compared.
-SHORTER = {"6-streaming-llm": "TRAINING_STEPS, STREAM_LENGTH = 20, 60"}
+SHORTER = {"6-streaming-llm": "TRAINING_STEPS, STREAM_LENGTH, STREAMS = 20, 100, 1"}
 
 # How many calls of `attend` each backend had, counted from inside the notebook's own process.
 COUNTING = """

@@ -40,6 +40,7 @@ def execute(path, before="", after=""):
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
+        coalesce_streams=True,
     )
     return client.execute()
 
