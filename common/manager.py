@@ -125,8 +125,9 @@ class BoundedKVManager(Resource):
         """Free the slots that this step's `admit` took fresh and that were not committed since.
 
         Harmless when repeated. A slot that a request held before the step stays with it, and so does what the step may
-        have written there: with a span beyond the config's `spare` it has overwritten ring entries that the stream
-        retains. `rewind_request` to where the stream stands tells whether it has: it refuses then.
+        have written there: with a span beyond the config's `spare` it may have overwritten ring entries that the stream
+        retains. `rewind_request` to where the stream stands refuses wherever a planned step might have, even if that
+        step never ran or the ring was not full; where it goes through, nothing retained was overwritten.
 
         Args:
             step: the step that was admitted.
@@ -199,7 +200,8 @@ class BoundedKVManager(Resource):
         `torch.compiler.disable(manager.attend)`.
 
         A step can be attended again, after an error say, as long as its span is within the config's `spare`. Beyond
-        that its first attempt has overwritten ring entries that the second would read: rewind, which refuses then.
+        that its first attempt may have overwritten ring entries that the second would read; nothing here notices.
+        `rewind_request` to where the stream stands refuses wherever that might be so, even where it is not.
 
         Shapes: B rows of the plan, rows = `rows_per_request`, Hq query heads, H key/value heads, T own tokens a row,
         D = `head_dim`. Every tensor may be float32, float16 or bfloat16 and have any strides.
