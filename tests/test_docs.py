@@ -184,6 +184,14 @@ def test_errors_told_on_the_page_of_bits_are_those_measured():
             assert re.search(rf"\b{re.escape(cell.partition(' /')[0])}\b", page)
 
 
+def test_errors_told_beside_the_tables_of_accuracy_stand_in_them():
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    told = re.findall(r"([\d.]+\d)\s+against\s+([\d.]+\d)", page)
+    rows = [re.findall(r"[\d.]+\d", line) for line in page.splitlines() if line.startswith("| ")]
+    assert len(told) == 4
+    assert not [pair for pair in told if not any(set(pair) <= set(row) for row in rows)]
+
+
 def test_instructions_told_on_the_page_of_bits_are_those_compiled():
     page = (ROOT / "docs" / "bits.md").read_text(encoding="utf-8")
     sm_90 = next(row[4] for row in rows_of("assembly.md", "decode") if row[:3] == ["decode", "float32", "64"])
