@@ -43,7 +43,8 @@ class BoundedKVStep:
         segments: one `Segment` a request.
         positions: request id -> `StreamPosition`.
         tokens: request id -> how many of the row's own tokens are real. A request left out brings all T of them, so
-            say it for each row that is shorter: nothing else tells its padding from tokens.
+            say it for each row that is shorter: nothing else tells its padding from tokens. As in `positions`,
+            entries of requests that are not in the step are not looked at.
     """
 
     segments: tuple[Segment, ...]

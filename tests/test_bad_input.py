@@ -67,7 +67,6 @@ STEPS = [
     ("source below -1", admit("z", z=At(1, 0, -2)), A, "'z': source is -2, but should be an integer from -1 to"),
     ("other source", admit("b", b=At(3, 1, 0)), A, "'b': source is 0, but should be 1, as in its first admitted step"),
     ("few tokens", admit("a", {"a": 2}, {"a": 1}), A, "'a': tokens is 1, but should be an integer from its span 2 to"),
-    ("tokens of another", admit("a", tokens={"z": 1}), A, "'z': has tokens, but should have a segment too"),
     ("word tokens", admit("a", tokens={"a": "2"}), A, "'a': tokens is '2', but should be an integer from its span 1"),
     ("far end", admit("z", {"z": 2**31 - 1}, z=At(2, 0)), A, "'z': .* position 2147483648, but should stay within"),
     ("two segments", admit("a", more=[Segment("a", 1)]), A, "'a': has two segments in one step, but should have one"),
