@@ -8,7 +8,9 @@ import argparse
 import os
 from pathlib import Path
 
+import hypothesis
 import nbformat
+import torch
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +47,11 @@ def execute(path, before="", after=""):
     return client.execute()
 
 
+def ran_with():
+    """The versions that random numbers and drawn examples depend on, and so what a notebook prints."""
+    return {"torch": torch.__version__.partition("+")[0], "hypothesis": hypothesis.__version__}
+
+
 def main():
     """Execute notebooks and keep what they print. Figures bear no date, so that the same run is the same file."""
     os.environ["SOURCE_DATE_EPOCH"] = "0"
@@ -55,6 +62,7 @@ def main():
         notebook.metadata = {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"},
+            "ran_with": ran_with(),
         }
         for cell in notebook.cells:
             cell.metadata = {"tags": tags} if (tags := cell.metadata.get("tags")) else {}
