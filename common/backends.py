@@ -47,6 +47,12 @@ def build(
     Raises:
         ValueError: no such backend; the message lists those there are.
         ImportError: the backend needs something that is not installed.
+
+    Examples:
+        >>> from boundedkv import SinkWindow
+        >>> manager = build(BoundedKVConfig(1, 1, 8, SinkWindow(sink=2, window=4)), backend="reference")
+        >>> manager.free_slots, tuple(manager.layer(0).shape)  # [slots, rows, heads, entries, 2 * head_dim]
+        (32, (32, 1, 1, 6, 16))
     """
     if backend == "auto":
         backend = "fast" if torch.device(device).type == "cuda" else "reference"

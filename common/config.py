@@ -27,6 +27,10 @@ class SinkWindow(NamedTuple):
         window: entries kept before the step that reads them.
         window_includes_step: the step's own span counts towards `window`, so a step of `span` tokens finds
             `max(0, window - span)` retained entries beside the sinks.
+
+    Examples:
+        >>> SinkWindow(sink=4, window=1020)
+        SinkWindow(sink=4, window=1020, window_includes_step=False)
     """
 
     sink: int
@@ -60,6 +64,22 @@ class BoundedKVConfig:
 
     Raises:
         ValueError: a number out of range, or two settings that contradict each other. The message names the setting.
+
+    Examples:
+        Four sinks, a window of 1020, keys and values of 8 heads in bfloat16:
+
+        >>> config = BoundedKVConfig(32, 8, 128, SinkWindow(4, 1020), dtype=torch.bfloat16, max_slots=16)
+        >>> config.slot_tokens, config.slot_bytes * config.max_slots
+        (1024, 2147483648)
+
+        A source prefix of up to 100 entries, kept whole. It is read where it lies, so the slots have no room for it:
+
+        >>> voice = BoundedKVConfig(8, 4, 64, lambda length: SinkWindow(length, 250), max_source_len=100)
+        >>> voice.sink_capacity, voice.ring_capacity
+        (0, 250)
+        >>> BoundedKVConfig(8, 4, 512, SinkWindow(4, 250))
+        Traceback (most recent call last):
+        ValueError: head_dim is 512, but should be an integer from 1 to 256
     """
 
     num_layers: int

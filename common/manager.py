@@ -45,6 +45,23 @@ class BoundedKVManager(Resource):
     Raises:
         TypeError: `config` is not a `BoundedKVConfig`.
         ValueError: there is no such device here.
+
+    Examples:
+        One step of one request, every call in the open; `Session` makes them for you.
+
+        >>> import torch
+        >>> from boundedkv import BoundedKVStep, Segment, SinkWindow, StepContext, StreamPosition, build
+        >>> manager = build(BoundedKVConfig(1, 1, 8, SinkWindow(sink=2, window=4)), backend="reference")
+        >>> step = BoundedKVStep((Segment("a", span=5),), {"a": StreamPosition(source_len=0, written=0)})
+        >>> ctx = StepContext(request_ids=("a",))
+        >>> manager.admit(step, ctx).ok
+        True
+        >>> plan = manager.plan(step, ctx)
+        >>> q, k, v = torch.randn(3, 1, 1, 5, 8)
+        >>> manager.attend(0, q, k, v, plan=plan).shape
+        torch.Size([1, 5, 1, 8])
+        >>> manager.commit(step, ctx)
+        >>> manager.remove_request("a")
     """
 
     def __init__(

@@ -147,6 +147,11 @@ def encode(rows: tuple[Row, ...]) -> NDArray[np.int32]:
 
     Returns:
         int32 [rows, ROW_INTS]; `decode` is its inverse.
+
+    Examples:
+        >>> table = encode((EMPTY_ROW, EMPTY_ROW))
+        >>> table.shape == (2, ROW_INTS), decode(table) == (EMPTY_ROW, EMPTY_ROW)
+        (True, True)
     """
     table = np.zeros((len(rows), ROW_INTS), dtype=np.int32)
     for line, (slot, layout, source) in zip(table, rows, strict=True):

@@ -50,7 +50,7 @@ class Session:
     Args:
         manager: any backend's.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from boundedkv import BoundedKVConfig, Session, SinkWindow, build
         >>> config = BoundedKVConfig(num_layers=1, num_heads=1, head_dim=8, retention=SinkWindow(2, 4))

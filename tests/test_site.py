@@ -83,7 +83,9 @@ def test_the_site_is_whole(tmp_path):
     reading = (tmp_path / "reading-kernels.html").read_text(encoding="utf-8")
     assert "merge_kernel" in reading
     assert "```" not in reading
-    assert "rewind_request" in (tmp_path / "api" / "manager.html").read_text(encoding="utf-8")
+    api = {page.stem: page.read_text(encoding="utf-8") for page in (tmp_path / "api").glob("*.html")}
+    assert "rewind_request" in api["manager"]
+    assert not [name for name, text in api.items() if "<blockquote>" in text], "`>>>` outside an `Examples:` section"
 
 
 def test_faults_are_found(tmp_path):

@@ -68,6 +68,15 @@ def check_attention(
     Raises:
         TypeError: the function cannot be called.
         ValueError: as in `check_manager`.
+
+    Examples:
+        A softmax of our own in float64, over the keys that the plan's line lists:
+
+        >>> from boundedkv.testing.exact import exact
+        >>> def softmax(q, k, v, pool, source, table, config, row_source, rel_bias, ieee):
+        ...     return exact(config, table, pool, q, k, v, source, row_source, rel_bias).out.to(q.dtype)
+        >>> check_attention(softmax, "close", features=["batch"], examples=1).conforms
+        True
     """
     if not callable(fn):
         raise TypeError(f"fn is {fn!r}, but should be a function of q, k, v, pool, source, table and so on")

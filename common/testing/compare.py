@@ -31,6 +31,11 @@ def differences(place: str, left: Any, right: Any, names: tuple[str, str] = ("le
 
     Yields:
         A sentence for each place, none if the values are the same.
+
+    Examples:
+        >>> import torch
+        >>> print(*differences("x", torch.tensor([1.0, 0.0]), torch.tensor([1.0, -0.0])))
+        x[1] is 0.0 (0x00000000) for left, -0.0 (0x80000000) for right; 1 of 2 elements differ
     """
     if isinstance(left, BoundedKVManager) and isinstance(right, BoundedKVManager):
         yield from differences(f"{place}.config", left.config, right.config, names)

@@ -125,6 +125,11 @@ def check_manager(
             device that torch does not see.
         TypeError: the factory cannot be called.
         ModuleNotFoundError: hypothesis, which draws the streams, is not installed.
+
+    Examples:
+        >>> from boundedkv.reference import ReferenceManager
+        >>> check_manager(ReferenceManager, features=["batch"], examples=1).conforms
+        True
     """
     close = _close(numerics)
     if not isinstance(examples, int) or examples < 1:

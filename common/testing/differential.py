@@ -3,13 +3,6 @@
 A `Pair` has the calls of `BoundedKVManager` under their own names. Its left manager is the oracle: the pair returns
 what that one returns and raises what it raises. Nothing is compared with a tolerance.
 
-    >>> from boundedkv import BoundedKVConfig, BoundedKVStep, Segment, SinkWindow, StepContext, StreamPosition, build
-    >>> config = BoundedKVConfig(num_layers=1, num_heads=1, head_dim=4, retention=SinkWindow(1, 2))
-    >>> pair = Pair(build(config, backend="reference"), build(config, backend="reference"))
-    >>> step, ctx = BoundedKVStep((Segment("a", 1),), {"a": StreamPosition(0, 0)}), StepContext(("a",))
-    >>> pair.admit(step, ctx).ok, pair.free_slots, pair.calls
-    (True, 31, 2)
-
 A new call of the interface becomes one method here, marked `case`: `CASES` are the calls that have one.
 """
 
@@ -67,6 +60,15 @@ class Pair:
     Raises:
         Difference: from every call, where the two differ in what they return or raise, in the state that public calls
             show, or in the slots; or where one of them changed an argument.
+
+    Examples:
+        >>> from boundedkv import BoundedKVConfig, SinkWindow, build
+        >>> from boundedkv import BoundedKVStep, Segment, StepContext, StreamPosition
+        >>> config = BoundedKVConfig(num_layers=1, num_heads=1, head_dim=4, retention=SinkWindow(1, 2))
+        >>> pair = Pair(build(config, backend="reference"), build(config, backend="reference"))
+        >>> step, ctx = BoundedKVStep((Segment("a", 1),), {"a": StreamPosition(0, 0)}), StepContext(("a",))
+        >>> pair.admit(step, ctx).ok, pair.free_slots, pair.calls
+        (True, 31, 2)
     """
 
     def __init__(self, left: BoundedKVManager, right: BoundedKVManager) -> None:

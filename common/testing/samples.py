@@ -28,6 +28,10 @@ class Sample:
         layout: "whole"; "within" a larger tensor of NaN; "transposed" in memory; "expanded" from the first entry.
         ends: entry i of the first axis is NaN from index `ends[i]` of the last axis but one; None for no such end.
         masked: of the last axis, every entry whose index is a multiple of this is -inf; 0 for none.
+
+    Examples:
+        >>> Sample((1, 1, 2, 8), seed=3).tensor().shape
+        torch.Size([1, 1, 2, 8])
     """
 
     shape: tuple[int, ...]

@@ -55,6 +55,13 @@ class Shadow(Wrapper):
         ValueError: an argument is out of range, or a request holds a slot.
         ImportError: `folder` is given and safetensors is not installed.
         Difference: from any call, with `on_difference="raise"`, once.
+
+    Examples:
+        >>> from boundedkv import BoundedKVConfig, SinkWindow, build
+        >>> pool = BoundedKVConfig(1, 1, 8, SinkWindow(sink=2, window=4))
+        >>> manager = Shadow(build(pool, backend="reference"), every=10_000, on_difference="log")
+        >>> manager.free_slots, manager.difference
+        (32, None)
     """
 
     def __init__(

@@ -199,6 +199,18 @@ def record(manager: BoundedKVManager, path: str | Path) -> Recording:
         ImportError: safetensors is not installed.
         TypeError: (from a call) an argument that a trace cannot hold; the call was not made.
         RuntimeError: (from a call) a graph is being captured; the call was not made.
+
+    Examples:
+        >>> import tempfile
+        >>> import torch
+        >>> from boundedkv import BoundedKVConfig, Session, SinkWindow, build
+        >>> pool = BoundedKVConfig(1, 1, 8, SinkWindow(sink=2, window=4))
+        >>> file = Path(tempfile.mkdtemp(), "one.safetensors")
+        >>> with record(build(pool, backend="reference"), file) as manager:
+        ...     with Session(manager).step({"a": 3}) as step:
+        ...         out = step.attend(0, *torch.randn(3, 1, 1, 3, 8))
+        >>> replay(file, build(pool, backend="reference"))  # admit, plan, attend, commit
+        4
     """
     return Recording(manager, path)
 
