@@ -6,7 +6,7 @@ from html import escape
 
 CELL = 26
 GREY = "#797979"  # as far from white as from the dark of dark pages
-COLORS = {"sink": "#c2571a", "window": "#3b6fd4", "own": "#2e8b57", "source": "#8e5bbf", "plain": GREY}
+COLORS = {"sink": "#c2571a", "window": "#3b6fd4", "own": "#2a8050", "source": "#8e5bbf", "plain": GREY}
 
 
 class Drawing:

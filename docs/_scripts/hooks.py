@@ -13,9 +13,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from notebooks import as_page
 from source_code import with_source
+from themes import themed
 
 ROOT = Path(__file__).parents[2]
 PROJECT_PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+# Pairs of numbers in a cell of a table, which should not be parted.
+NUMBERS = re.compile(r"(?<=\d) / (?=\d[^|\n]*\|)")
 # Long lists, found behind the pages that explain.
 BOOST = {"gallery.md": 0.3, "mutants.md": 0.3, "assembly.md": 0.5, "api/numerics.md": 0.5}
 # Where a name is documented from is a folder of links: `make tree`.
@@ -24,7 +27,10 @@ FIGURE = re.compile(r"^!\[(?P<caption>[^\]]+)\]\((?P<file>[^)\s]+)\)$", flags=re
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that come from other folders: the tutorials, the changelog, how to contribute."""
+    """Add the pages that come from other folders: the tutorials, the changelog, contributing. Dress the figures."""
+    for figure in [file for file in files if file.src_uri.startswith("figures/")]:
+        files.remove(figure)
+        files.append(File.generated(config, figure.src_uri, content=themed(figure.content_string)))
     for page, name in PROJECT_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, page, content=text))
@@ -32,14 +38,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text, pictures = as_page(notebook)
         files.append(File.generated(config, f"tutorials/{notebook.stem}.md", content=text))
         for name, data in pictures.items():
-            files.append(File.generated(config, f"tutorials/{name}", content=data))
+            files.append(File.generated(config, f"tutorials/{name}", content=themed(data.decode())))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Put code where a page names it, captions under figures, and a page's weight in the search."""
+    """Put code where a page names it and captions under figures; say what a page is about and how a search ranks it."""
+    page.meta.setdefault("description", _first_sentence(markdown))
     if page.file.src_uri in BOOST:
         page.meta["search"] = {"boost": BOOST[page.file.src_uri]}
+    markdown = NUMBERS.sub("\u00a0/\u00a0", markdown)
     return FIGURE.sub(_with_caption, with_source(markdown, page.file.src_uri))
 
 
@@ -48,6 +56,13 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
     return LINKED.sub(lambda link: "" if link[1] else "common/", html)
 
 
+def _first_sentence(markdown: str) -> str:
+    """What stands first below a page's title, up to the full stop, without marks."""
+    paragraphs = (part for part in markdown.split("\n\n") if re.match(r"[A-Z`*\[]", part))
+    text = re.sub(r"\]\([^)]*\)|[*`\[\]]", "", next(paragraphs, "")).replace("\n", " ")
+    return text.partition(". ")[0].replace('"', "'")
+
+
 def _with_caption(figure: re.Match[str]) -> str:
-    caption = figure["caption"]
-    return f'<figure markdown="span">\n![{caption}]({figure["file"]})\n<figcaption>{caption}</figcaption>\n</figure>'
+    image, caption = figure[0], figure["caption"]
+    return f'<figure markdown="1">\n\n{image}\n\n<figcaption>{caption}</figcaption>\n</figure>'

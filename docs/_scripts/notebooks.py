@@ -10,6 +10,7 @@ from nbconvert import MarkdownExporter
 from traitlets.config import Config
 
 LINK_TO_PAGE = re.compile(r"\]\(\.\./docs/(?P<page>[^)]+)\)")
+CAPTIONED = re.compile(r"!\[[^\]]*\](?P<picture>\([^)]+\){ \.figure })\n\n\*(?P<caption>[^*]+)\*$", re.MULTILINE)
 LINK_TO_NOTEBOOK = re.compile(r"\]\((?P<name>[\w-]+)\.ipynb(?P<anchor>#[^)]*)?\)")
 
 # Printed text as a block of its own; nbconvert would indent it, and a list before it would swallow it.
@@ -35,10 +36,19 @@ def as_page(path: Path) -> tuple[str, dict[str, bytes]]:
     )
     text = LINK_TO_PAGE.sub(r"](../\g<page>)", text)
     text = LINK_TO_NOTEBOOK.sub(lambda link: f"]({link['name']}.md{link['anchor'] or ''})", text)
+    text = re.sub(r"\n{3,}", "\n\n", text)
+    text = CAPTIONED.sub(_with_caption, text)
     return _with_origin(text, path.name), dict(resources["outputs"])
+
+
+def _with_caption(figure: re.Match[str]) -> str:
+    """A figure told by the caption below it to those who cannot see it."""
+    told = figure["caption"].replace("\n", " ").replace("[", "").replace("]", "")
+    return f"![{told}]{figure['picture']}\n\n*{figure['caption']}*"
 
 
 def _with_origin(text: str, name: str) -> str:
     """Under the title, which notebook this is."""
     title, _, rest = text.lstrip().partition("\n")
-    return f"{title}\n\nThe notebook `tutorials/{name}` as it ran. In a clone: `jupyter lab tutorials/{name}`.\n{rest}"
+    origin = f"The notebook `tutorials/{name}` as it ran. In a clone: `jupyter lab tutorials/{name}`."
+    return f'{title}\n\n<small markdown="span">{origin}</small>\n{rest}'
