@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 PLAN_VERSION = 1
+"""The version of the format; it rises when a column moves or changes its meaning."""
 
 # Columns of the head.
 SLOT = 0  # the slot that the row reads and writes
@@ -22,18 +23,25 @@ TOKENS = 2  # real own tokens, ALL_TOKENS for as many as the step brings
 LENGTH = 3  # entries of the stream when the step starts; own token t stands at LENGTH + t
 SINK = 4  # stream positions below this are sinks
 
-# Reads: pairs (start, length), in stream order. A start counts from the source's or the slot's first entry.
 READS = 5
+"""The first column of the reads: pairs (start, length), in stream order. A start counts from the source's or the slot's
+first entry."""
+
 SINK_SOURCE, SINK_SLOT, WINDOW_SOURCE, RING, RING_WRAPPED = range(5)
 NUM_READS = 5
 
-# Writes: triples (first own token, slot start, length), in stream order: the sinks, the ring, the ring where it wraps.
 WRITES = READS + 2 * NUM_READS
+"""The first column of the writes: triples (first own token, slot start, length), in stream order: the sinks, the ring,
+the ring where it wraps."""
+
 WRITE_SINK, WRITE_RING, WRITE_RING_WRAPPED = range(3)
 NUM_WRITES = 3
 
 ROW_INTS = WRITES + 3 * NUM_WRITES
+"""Columns of a line."""
+
 ALL_TOKENS = 2**31 - 1
+"""What `tokens` holds where a row's own tokens are all real."""
 
 READ_NAMES = ("sink_source", "sink_slot", "window_source", "ring", "ring_wrapped")
 WRITE_NAMES = ("sink", "ring", "ring_wrapped")
@@ -46,6 +54,7 @@ COLUMNS = (
     *(f"read_{name}_{part}" for name in READ_NAMES for part in ("start", "length")),
     *(f"write_{name}_{part}" for name in WRITE_NAMES for part in ("token", "start", "length")),
 )
+"""The name of each column, in order."""
 
 
 class Read(NamedTuple):
@@ -111,6 +120,7 @@ class RowLayout(NamedTuple):
 Row = tuple[int, RowLayout, int]
 
 EMPTY_ROW: Row = (0, RowLayout(0, 0, 0, (NO_READ,) * NUM_READS, (NO_WRITE,) * NUM_WRITES), 0)
+"""A row that reads nothing and writes nothing: padding, or any row under a capture."""
 
 
 class BoundedPlan(NamedTuple):

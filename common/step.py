@@ -169,3 +169,4 @@ class AdmitOutcome(NamedTuple):
 
 
 ADMIT_OK = AdmitOutcome(ok=True)
+"""The outcome of every step that is admitted."""
