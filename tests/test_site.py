@@ -83,6 +83,8 @@ def test_the_site_is_whole(tmp_path):
     reading = (tmp_path / "reading-kernels.html").read_text(encoding="utf-8")
     assert "merge_kernel" in reading
     assert "```" not in reading
+    lessons = [page.read_text(encoding="utf-8") for page in (tmp_path / "tutorials").glob("*.html")]
+    assert not [text for text in lessons if "Figure drawn by" in text], "a figure without a caption right below it"
     api = {page.stem: page.read_text(encoding="utf-8") for page in (tmp_path / "api").glob("*.html")}
     assert "rewind_request" in api["manager"]
     assert not [name for name, text in api.items() if "<blockquote>" in text], "`>>>` outside an `Examples:` section"

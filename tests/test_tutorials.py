@@ -36,7 +36,7 @@ INTERPRETED = "import os\nos.environ['TRITON_INTERPRET'] = '1'  # their tensors 
 
 
 def printed(notebook):
-    """What each cell printed or showed as text, and what it was."""
+    """What each cell of code printed, or showed as text."""
     return [
         "".join(
             output.text if output.output_type == "stream" else output.get("data", {}).get("text/plain", "")

@@ -17,8 +17,8 @@ from themes import themed
 
 ROOT = Path(__file__).parents[2]
 PROJECT_PAGES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
-# Pairs of numbers in a cell of a table, which should not be parted.
-NUMBERS = re.compile(r"(?<=\d) / (?=\d[^|\n]*\|)")
+ROW_OF_A_TABLE = re.compile(r"^\|.*\|$", flags=re.MULTILINE)
+PAIR = re.compile(r"(?<=\d) / (?=\d)")  # of numbers, which should not be parted
 # Long lists, found behind the pages that explain.
 BOOST = {"gallery.md": 0.3, "mutants.md": 0.3, "assembly.md": 0.5, "api/numerics.md": 0.5}
 # Where a name is documented from is a folder of links: `make tree`.
@@ -47,7 +47,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     page.meta.setdefault("description", _first_sentence(markdown))
     if page.file.src_uri in BOOST:
         page.meta["search"] = {"boost": BOOST[page.file.src_uri]}
-    markdown = NUMBERS.sub("\u00a0/\u00a0", markdown)
+    markdown = ROW_OF_A_TABLE.sub(lambda row: PAIR.sub("\u00a0/\u00a0", row[0]), markdown)
     return FIGURE.sub(_with_caption, with_source(markdown, page.file.src_uri))
 
 

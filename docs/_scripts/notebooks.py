@@ -10,7 +10,7 @@ from nbconvert import MarkdownExporter
 from traitlets.config import Config
 
 LINK_TO_PAGE = re.compile(r"\]\(\.\./docs/(?P<page>[^)]+)\)")
-CAPTIONED = re.compile(r"!\[[^\]]*\](?P<picture>\([^)]+\){ \.figure })\n\n\*(?P<caption>[^*]+)\*$", re.MULTILINE)
+CAPTIONED = re.compile(r"!\[[^\]]*\](?P<picture>\([^)]+\){ \.figure })\n+\*(?P<caption>[^*]+)\*$", re.MULTILINE)
 LINK_TO_NOTEBOOK = re.compile(r"\]\((?P<name>[\w-]+)\.ipynb(?P<anchor>#[^)]*)?\)")
 
 # Printed text as a block of its own; nbconvert would indent it, and a list before it would swallow it.
@@ -36,7 +36,6 @@ def as_page(path: Path) -> tuple[str, dict[str, bytes]]:
     )
     text = LINK_TO_PAGE.sub(r"](../\g<page>)", text)
     text = LINK_TO_NOTEBOOK.sub(lambda link: f"]({link['name']}.md{link['anchor'] or ''})", text)
-    text = re.sub(r"\n{3,}", "\n\n", text)
     text = CAPTIONED.sub(_with_caption, text)
     return _with_origin(text, path.name), dict(resources["outputs"])
 
