@@ -6,6 +6,7 @@ MkDocs calls these functions while it builds; `mkdocs.yml` names this file.
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -24,6 +25,12 @@ BOOST = {"gallery.md": 0.3, "mutants.md": 0.3, "assembly.md": 0.5, "api/numerics
 # Where a name is documented from is a folder of links: `make tree`.
 LINKED = re.compile(r"build/tree/boundedkv/(?=(reference|fast)/)?")
 FIGURE = re.compile(r"^!\[(?P<caption>[^\]]+)\]\((?P<file>[^)\s]+)\)$", flags=re.MULTILINE)
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Lay the folder of links that the API pages are read from, where it is missing."""
+    if not (ROOT / "build" / "tree" / "boundedkv").is_dir():
+        subprocess.run(["make", "--silent", "tree"], cwd=ROOT, check=True)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
