@@ -78,11 +78,14 @@ class Session:
     ) -> Iterator[SessionStep]:
         """Admit and plan a step; commit it on leaving, roll it back where the body raises.
 
-        What the body attended before it raised stays in the slots: see `BoundedKVManager.rollback_admit`.
+        What the body attended before it raised stays in the slots: see `BoundedKVManager.rollback_admit`. With a span
+        beyond the config's `spare` the next step would then read a damaged stream: `rewind` to what is written, and
+        where that raises, `reset`. So leave the block right after the last attend, and do the rest outside.
 
         Args:
             spans: request -> tokens that join its stream, in row order.
-            source_len: request -> entries of its source prefix, with its first step; 0 where left out.
+            source_len: request -> entries of its source prefix, with its first step; 0 where left out. Known from then
+                on, until `remove`, even if that step failed.
             source: request -> index of its prefix (-1: in `row_source`), with its first step; 0 where left out.
             tokens: request -> real own tokens of its row; where left out all T of them, padding too.
 
@@ -92,8 +95,14 @@ class Session:
         Raises:
             AllocationFailed: no slot left.
             AdmitRuntimeError: the step contradicts itself or what is known.
+            ValueError: a request that is not in the step is named; nothing was changed.
         """
+        for name, told in (("source_len", source_len), ("source", source), ("tokens", tokens)):
+            for rid in told or {}:
+                if rid not in spans:
+                    raise ValueError(f"{name} names {rid!r}, but should name requests of the step: {list(spans)}")
         positions = {rid: self._position(rid, source_len or {}, source or {}) for rid in spans}
+        self._positions.update(positions)
         segments = tuple(Segment(rid, span) for rid, span in spans.items())
         step = BoundedKVStep(segments, positions, dict(tokens or {}))
         ctx = StepContext(tuple(spans))

@@ -81,6 +81,27 @@ def test_refusals_are_raised(session):
     assert session.written("b") == 0
 
 
+@pytest.mark.parametrize("name", ["tokens", "source_len", "source"])
+def test_a_request_that_is_not_in_the_step_is_refused(session, name):
+    with pytest.raises(ValueError, match=rf"^{name} names 'b', but should name requests of the step: \['a'\]"):
+        session.step({"a": 1}, **{name: {"b": 1}}).__enter__()
+    assert session.written("a") == 0
+
+
+def test_a_source_is_known_after_a_first_step_that_failed():
+    config = BoundedKVConfig(1, 1, 4, SinkWindow(1, 2), max_source_len=3, max_slots=1)
+    manager = build(config, backend="reference")
+    session = Session(manager)
+    with pytest.raises(KeyError), session.step({"a": 1}, source_len={"a": 3}, source={"a": 2}):
+        raise KeyError
+    assert not manager.holds("a")
+    with session.step({"a": 1}) as step:
+        assert (step.plan.rows[0][1].length, step.plan.rows[0][2]) == (3, 2)
+    session.remove("a")
+    with session.step({"a": 1}) as step:
+        assert (step.plan.rows[0][1].length, step.plan.rows[0][2]) == (0, 0)
+
+
 def test_reset_starts_the_stream_again_in_its_slot(session):
     outs = []
     for _ in range(2):
