@@ -68,7 +68,9 @@ def test_a_tutorial_says_the_same_with_both_backends(path):
     assert calls["fast"]["reference"] == 0 or path.stem in JUDGED, "something does not take its backend from BACKEND"
     assert told["fast"] == told["reference"]
     committed = nbformat.read(path, as_version=4)
-    if path.stem not in SHORTER and committed.metadata["ran_with"] == ran_with():
+    then, now = committed.metadata["ran_with"], ran_with()
+    alike = then == now if path.stem in JUDGED else then["torch"] == now["torch"]  # only the oracle draws examples
+    if path.stem not in SHORTER and alike:
         assert told["reference"] == printed(committed), f"python tests/tutorials.py {path.name}"
 
 

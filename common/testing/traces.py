@@ -205,12 +205,14 @@ def record(manager: BoundedKVManager, path: str | Path) -> Recording:
         >>> import torch
         >>> from boundedkv import BoundedKVConfig, Session, SinkWindow, build
         >>> pool = BoundedKVConfig(1, 1, 8, SinkWindow(sink=2, window=4))
-        >>> file = Path(tempfile.mkdtemp(), "one.safetensors")
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> file = Path(folder.name, "one.safetensors")
         >>> with record(build(pool, backend="reference"), file) as manager:
         ...     with Session(manager).step({"a": 3}) as step:
         ...         out = step.attend(0, *torch.randn(3, 1, 1, 3, 8))
         >>> replay(file, build(pool, backend="reference"))  # admit, plan, attend, commit
         4
+        >>> folder.cleanup()
     """
     return Recording(manager, path)
 
